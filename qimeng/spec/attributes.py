@@ -30,12 +30,15 @@ def stateful(make_module: Callable[[], torch.nn.Module], make_inputs: Callable[[
     """
     with _disable_current_modes(), fake_tensors(), torch.no_grad():
         try:
-            module, inputs = made_fake(make_module), make_inputs()
+            module = made_fake(make_module)
+            if not tensors_in(module):
+                return ()
+            inputs = make_inputs()
             without: dict[int, torch.Tensor] = {}
             for _, part, name, value in list(_plain(module)):  # views of a tensor in memory would not show as such
                 setattr(part, name, without.setdefault(id(value), torch.empty_like(value)))
             before, seen = tensors_in(module), _Uses()
-            with patience("forward", min(BRIEF_S, left_s())), seen:
+            with patience("forward", left_s(), busy=BRIEF_S), seen:
                 module(*inputs)
         except (Exception, TooLong):  # noqa: BLE001  the user's module may raise anything
             return ()
@@ -67,10 +70,12 @@ class _Uses(DispatchMode):
         self.changed: set[int] = set()
 
     def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        places = {_place(x) for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-        self.read |= places
-        if func._schema.is_mutable:
-            self.changed |= places
+        given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **(kwargs or {})}
+        for argument in func._schema.arguments:
+            tensors = [x for x in _pytree.tree_leaves(given.get(argument.name)) if isinstance(x, torch.Tensor)]
+            self.read.update(map(_place, tensors))
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self.changed.update(map(_place, tensors))
         return func(*args, **(kwargs or {}))
 
 

@@ -306,6 +306,8 @@ class KernelSpec:
         module.requires_grad_(False)
         if tensors_in(module):
             as_buffers(module, self.stateful)
+        else:
+            self.__dict__.setdefault("stateful", ())  # without another look
         make_state(module, self.updated)
         target, native = DTYPES[self.dtype], self.origin.native
         if target is not native:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,6 +26,16 @@ def busy() -> None:
 
 def asleep() -> None:
     time.sleep(100)
+
+
+def called(run: Callable[[], None], in_main: bool) -> None:
+    """Call `run` here, or in another thread."""
+    thread = threading.Thread(target=run)
+    if in_main:
+        run()
+    else:
+        thread.start()
+        thread.join(60)
 
 
 @pytest.fixture
@@ -55,12 +66,7 @@ def test_what_waits_has_all_its_time_and_what_computes_a_part(in_main, short):
             found.append(f"{time.thread_time() - began >= 0.1}")
 
     found: list[str] = []
-    if in_main:
-        run()
-    else:
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join(60)
+    called(run, in_main)
     assert found == ["waited", "True", *(["False"] if in_main else [])]
 
 
@@ -99,12 +105,7 @@ def test_a_stop_that_python_drops_in_a_callback_is_repeated_in_silence(
         except TooLong as error:
             found.append(str(error))
 
-    if in_main:
-        caller()
-    else:
-        thread = threading.Thread(target=caller)
-        thread.start()
-        thread.join(60)
+    called(caller, in_main)
     assert found and not capfd.readouterr().err
 
 
