@@ -74,6 +74,10 @@ def main() -> None:
     t = t[np.abs(t) > 1e-6]
     values, exact = np.log1p(t) - t, np.abs(np.log1p(t))
     show("(log(1 + t) - t) / t^2", minimax([t ** (2 + k) for k in range(7)], values, 1 / exact))
+    t = points(0.0, 1.0)
+    t = t[t > 1e-6]
+    exact = np.log1p(t)
+    show("the same up to 1", minimax([t ** (2 + k) for k in range(8)], exact - t, 1 / exact))
     t = points(1.5, 2.5)
     values = of(math.lgamma, t) / ((t - 1) * (t - 2))
     fit = minimax([(t - 2) ** k for k in range(9)], values, 1 / values)

@@ -12,7 +12,8 @@ import keyword
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from qimeng.graph.loops.roll import rolled
 from qimeng.graph.loops.writes import concatenated
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.padding import as_without_gradients
+from qimeng.graph.replaced import written_into
 from qimeng.graph.structure import Structure, UnknownStructure, structure_of
 from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.returned import opened
@@ -48,6 +50,7 @@ def capture(
     values: bool = False,
     hidden: Mapping[str, Sequence[Call]] | None = None,
     checks: Mapping[Any, Check] | None = None,
+    attributes: Collection[str] = (),
 ) -> OpGraph:
     """The graph of `make_module()(*make_inputs())`.
 
@@ -63,13 +66,15 @@ def capture(
             code alone does not decide (`qimeng.spec.fake.made_fake`).
         hidden: submodules that stay as they are, with their calls (`qimeng.graph.leaves`).
         checks: places in the module's code where it raises errors for some values (`qimeng.graph.checks`).
+        attributes: buffers that stand for plain attributes (`qimeng.spec.attributes`). One that no call reads before it
+            is overwritten is left out.
 
     Raises:
         ValuesNeeded: there are such tensors and `values` is not set.
         CaptureError: the computation does not run under fake tensors, or torch.export refuses it; the message names
             the reason.
     """
-    given = make_module, make_inputs, specialise, values, hidden or {}, checks or {}
+    given = make_module, make_inputs, specialise, values, hidden or {}, checks or {}, attributes
     with _ONE_AT_A_TIME:
         try:
             return with_named_masks(_traced(*given))
@@ -85,6 +90,7 @@ def _traced(
     values: bool,
     hidden: Mapping[str, Sequence[Call]],
     checks: Mapping[Any, Check],
+    attributes: Collection[str],
     loops: bool = False,
 ) -> OpGraph:
     """The graph as the module computes it, with its loops as operators; `loops` over experts stay where asked for.
@@ -107,9 +113,11 @@ def _traced(
         hold(module, checks)
         experts = None if loops else Visits()
         module.register_forward_hook(lambda _, inputs, output: opened(output))
+        written_into(module)
         leaves, in_spec = _pytree.tree_flatten((inputs, {}))
         structure = _input_structure(leaves, in_spec)
         inputs = _without_constants(module, inputs)
+        graph_of = partial(_graph, module, structure=structure, leaves=leaves, attributes=attributes, experts=experts)
         floats = [] if specialise else [i for i, x in enumerate(leaves) if type(x) is float]
         if floats:
             try:
@@ -117,12 +125,12 @@ def _traced(
                 for i in floats:
                     as_tensors[i] = torch.empty((), dtype=torch.float64)
                 args, _ = _pytree.tree_unflatten(as_tensors, in_spec)
-                graph = _graph(module, args, structure, leaves, set(floats), experts)
+                graph = graph_of(inputs=args, floats=set(floats))
                 if _numbers_in_plain_arithmetic(graph):
                     return rolled(concatenated(graph))
             except CaptureError:
                 pass  # specialised below
-        return rolled(concatenated(_graph(module, inputs, structure, leaves, set(), experts)))
+        return rolled(concatenated(graph_of(inputs=inputs, floats=set())))
 
 
 CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
@@ -309,6 +317,7 @@ def _graph(
     structure: Structure,
     leaves: list[Any],
     floats: set[int],
+    attributes: Collection[str],
     experts: Visits | None,
 ) -> OpGraph:
     """What `converted` makes of the exported module; where it refuses a result, it is told the lines of code too."""
@@ -316,7 +325,7 @@ def _graph(
     def made() -> OpGraph:
         exported, others = _export(module, inputs, experts)
         sums = () if experts is None else all_rows(exported, experts)
-        return stacked(converted(exported, others, structure, leaves, floats), sums)
+        return stacked(converted(exported, others, structure, leaves, floats, attributes), sums)
 
     try:
         with _without_lines():

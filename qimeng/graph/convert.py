@@ -10,6 +10,7 @@ import base64
 import hashlib
 import operator
 import zlib
+from collections.abc import Collection
 from typing import Any
 
 import networkx as nx
@@ -47,7 +48,12 @@ _COPIES = ("aten.clone.default", "aten.lift_fresh_copy.default", "aten.detach.de
 
 
 def converted(
-    exported: Any, others: dict[str, str], in_spec: Structure, leaves: list[Any], floats: set[int]
+    exported: Any,
+    others: dict[str, str],
+    in_spec: Structure,
+    leaves: list[Any],
+    floats: set[int],
+    attributes: Collection[str] = (),
 ) -> OpGraph:
     """The graph of `exported`.
 
@@ -57,6 +63,7 @@ def converted(
         in_spec: how positional and keyword inputs are put together.
         leaves: the flattened inputs.
         floats: positions of the numbers among them that the graph holds for any value.
+        attributes: buffers that are left out where nothing reads them.
 
     Raises:
         ValuesNeeded: there are tensors outside the state_dict, and their values are not known.
@@ -68,6 +75,8 @@ def converted(
     rename: dict[str, Value] = {}
     sources = {spec.arg.name: spec for spec in signature.input_specs if hasattr(spec.arg, "name")}
     _check_sources(exported, kinds)
+    _copies_alone(exported)
+    unread = _unread(exported, attributes)
     users = [spec for spec in signature.input_specs if spec.kind == kinds.USER_INPUT]
     position = {spec.arg.name: i for i, spec in enumerate(users) if hasattr(spec.arg, "name")}
     for fx in _items(exported):
@@ -75,7 +84,7 @@ def converted(
             part = _part(fx, rename)
             nodes[part.name] = part
             rename |= {made.name: Value(part.name, port) for port, made in enumerate(fx.outputs)}
-        elif fx.op == "placeholder":
+        elif fx.op == "placeholder" and fx.name not in unread:
             node = _source(exported, fx, sources.get(fx.name), position, floats, kinds)
             if node is not None:
                 nodes[fx.name] = node
@@ -95,8 +104,32 @@ def converted(
         elif fx.op == "call_function":
             nodes[fx.name] = _operator(fx, rename)
             rename[fx.name] = Value(fx.name)
-        elif fx.op not in ("output",):
+        elif fx.op not in ("placeholder", "output"):
             raise CaptureError(f"graph node {fx.op} {fx.target} is not supported")
+    outputs, mutations = _results(signature, rename, others)
+    try:
+        out_spec = structure_of(exported.call_spec.out_spec)
+    except UnknownStructure as error:
+        raise CaptureError(
+            f"the module returns a {error}; return tuples, lists, dicts, named tuples or dataclasses"
+        ) from None
+    scalars = {i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor) and i not in floats}
+    graph = OpGraph(
+        nodes=nodes,
+        outputs=tuple(outputs),
+        mutations=tuple((key, value) for key, value in mutations if key not in unread.values()),
+        in_spec=in_spec,
+        out_spec=out_spec,
+        scalars=scalars,
+        n_inputs=len(leaves),
+    )
+    return _prune(graph)
+
+
+def _results(
+    signature: Any, rename: dict[str, Value], others: dict[str, str]
+) -> tuple[list[Any], list[tuple[str, Value]]]:
+    """What it returns, and the buffers that it updates."""
     out_kinds = torch.export.graph_signature.OutputKind
     outputs: list[Any] = []
     mutations: list[tuple[str, Value]] = []
@@ -109,23 +142,25 @@ def converted(
             outputs.append(rename[name] if name in rename else getattr(spec.arg, "value", None))
         elif spec.kind != out_kinds.TOKEN:
             raise CaptureError(_changed(spec))
-    try:
-        out_spec = structure_of(exported.call_spec.out_spec)
-    except UnknownStructure as error:
-        raise CaptureError(
-            f"the module returns a {error}; return tuples, lists, dicts, named tuples or dataclasses"
-        ) from None
-    scalars = {i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor) and i not in floats}
-    graph = OpGraph(
-        nodes=nodes,
-        outputs=tuple(outputs),
-        mutations=tuple(mutations),
-        in_spec=in_spec,
-        out_spec=out_spec,
-        scalars=scalars,
-        n_inputs=len(leaves),
-    )
-    return _prune(graph)
+    return outputs, mutations
+
+
+def _copies_alone(exported: Any) -> None:
+    """Let a copy over a whole buffer (``self.state.copy_(x)``) be a copy of what is written, which reads no buffer."""
+    specs, kind = exported.graph_signature.input_specs, torch.export.graph_signature.InputKind.BUFFER
+    buffers = {spec.arg.name for spec in specs if spec.kind == kind}
+    for fx in exported.graph.nodes:
+        if str(fx.target) == "aten.copy.default" and fx.args[0].name in buffers:
+            source, made = fx.args[1].meta["val"], fx.meta["val"]
+            if (source.shape, source.dtype, source.stride()) == (made.shape, made.dtype, made.stride()):
+                fx.target, fx.args, fx.kwargs = torch.ops.aten.clone.default, (fx.args[1],), {}
+
+
+def _unread(exported: Any, attributes: Collection[str]) -> dict[str, str]:
+    """Node and name of each buffer in `attributes` that nothing reads."""
+    read = {fx.name for fx in exported.graph.nodes if any(str(user.target) not in IGNORED for user in fx.users)}
+    held = {spec.arg.name: spec.target for spec in exported.graph_signature.input_specs if spec.target in attributes}
+    return {name: target for name, target in held.items() if name not in read}
 
 
 def _items(exported: Any) -> list[Any]:

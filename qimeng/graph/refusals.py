@@ -21,6 +21,10 @@ LOST = (
     "torch.export takes a tensor for a constant that is none, as for gradients inside of forward and some uses of "
     "torch.vmap"
 )
+STATE_INSTEAD = (
+    "To have it optimized, register it in the constructor as a buffer of the size that it has in all calls, or call "
+    "the module once before it is given, or pass the state as an input and return it"
+)
 RETURNS = "it returns a number, or a tensor of a size, that depends on the values of a tensor"
 RETURN_INSTEAD = (
     "To have it optimized, return tensors of fixed size (a mask, or padding), or optimize the part before it"
@@ -47,6 +51,8 @@ def of_export(error: BaseException) -> str:
         return (
             f"it returns a {found[1]}. To have it optimized, return tensors and plain values in tuples, lists or dicts"
         )
+    if (found := re.match(r"Constant (\S+) is mutated", first)) is not None:
+        return f"forward keeps state in {found[1]}. {STATE_INSTEAD}"
     if any(word in first for word in _NUMPY):
         return f"{NUMPY}{line_of(error)}. {INSTEAD}"
     return f"torch.export: {name}: {first[:300]}{line_of(error)}"
@@ -57,4 +63,4 @@ def of_result(node: Any) -> str:
     return f"{RETURNS}{line_in(node.meta.get('stack_trace') or '')}. {RETURN_INSTEAD}"
 
 
-__all__ = ["INSTEAD", "LOST", "NUMPY", "RETURNS", "RETURN_INSTEAD", "VALUES", "of_export", "of_result"]
+__all__ = ["INSTEAD", "LOST", "NUMPY", "RETURNS", "RETURN_INSTEAD", "STATE_INSTEAD", "VALUES", "of_export", "of_result"]

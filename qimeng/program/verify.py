@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils import _pytree
 
+from qimeng.graph import refusals
 from qimeng.graph.block_shares import with_block_shares
 from qimeng.graph.capture import CaptureError, ValuesNeeded, capture
 from qimeng.graph.checks import Check, checks_of
@@ -25,9 +26,12 @@ from qimeng.graph.leaves import Call, recorded
 from qimeng.graph.mode import mode_matters
 from qimeng.graph.on_device import for_device
 from qimeng.graph.opgraph import OpGraph, same_operators
+from qimeng.graph.state import updated_tables
 from qimeng.graph.structure import structure_of
 from qimeng.program.program import Program, load_source
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
+from qimeng.spec.attributes import tensors_in
+from qimeng.spec.kept import make_state
 from qimeng.spec.patience import TooLong, left_s, patience
 from qimeng.spec.reduce import MUCH, RUNNABLE
 from qimeng.spec.returned import opened
@@ -48,7 +52,7 @@ MANY = 200
 """Operators from which on a second capture, at reduced size, takes longer than a run at full size on a GPU."""
 
 SHARE = 0.5
-"""Part of the seconds for a user's code (`qimeng.spec.patience.left_s`) that one capture may take."""
+"""Part of the seconds for a user's code (`qimeng.spec.patience.left_s`) that one capture may compute."""
 
 
 LOOPS = (
@@ -205,13 +209,14 @@ def _in_memory_if_needed(
         return spec.inputs(0, "cpu", EXAMPLES)
 
     def captured(values: bool) -> OpGraph:
-        most = SHARE * left_s()
+        left = left_s()
         try:
-            with patience("capture", most):
-                return capture(spec.module, inputs, specialise, values, hidden, checks)
+            with patience("capture", left, busy=SHARE * left):
+                return capture(spec.module, inputs, specialise, values, hidden, checks, spec.stateful)
         except TooLong:
             raise CaptureError(
-                f"capturing its operators did not end within {most:.3g} s, half of the time left; {LOOPS}"
+                f"capturing its operators did not end within {SHARE * left:.3g} s of the processor, half of the time "
+                f"left, or not within all of it ({left:.3g} s); {LOOPS}"
             ) from None
 
     try:
@@ -269,6 +274,7 @@ def verify_graph(
         reduced = with_strides(reduced, seen_on(device))
     reduced = laid_out(reduced, orders or {})
     module = small.module(device)
+    make_state(module, updated_tables(reduced))  # a file's may be drawn at random, on this device as nowhere else
     with tempfile.TemporaryDirectory(prefix="qimeng_verify_") as folder:
         model = load_source(Program.start(reduced).source, "qimeng_verify", folder).Model().to(device)
     for seed, distribution in ((0, EXAMPLES), (1, "given"), (2, "given")):
@@ -303,6 +309,7 @@ def _elements(graph: OpGraph) -> int:
 
 def _load(model: torch.nn.Module, module: torch.nn.Module) -> None:
     try:
+        make_state(model, module.state_dict())
         model.load_state_dict(module.state_dict())
     except RuntimeError as error:
         added = [key for key in module.state_dict() if key not in model.state_dict()]
@@ -328,6 +335,7 @@ def _run(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
 def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any, ...], may_fail: bool = False) -> None:
     """One call of both; where the module itself may fail on `inputs`, that settles nothing."""
     held = _plain_attributes(module)
+    tensors = {name: (id(x), x._version) for name, x in tensors_in(module).items()}
     try:
         expected = _run(module, inputs)
     except Exception as error:  # the user's module may raise anything
@@ -348,10 +356,11 @@ def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any,
     for i, (a, b) in enumerate(zip(wanted, got, strict=True)):
         try:
             _same(f"output {i}", a, b)
-        except _OtherValues as other:
-            if not _as_near(a, b, _in_double(module, inputs, i, a)):
+        except CaptureError as other:
+            if not isinstance(other, _OtherValues) or not _as_near(a, b, _in_double(module, inputs, i, a)):
                 changed = [name for name, value in _plain_attributes(module).items() if held.get(name, value) != value]
-                raise _OtherValues(f"{other}{_reason(changed, seeds)}") from None
+                kept = [name for name, x in tensors_in(module).items() if tensors.get(name) != (id(x), x._version)]
+                raise type(other)(f"{other}{_reason(changed, kept, seeds)}") from None
         _same_strides(i, a, b)
     for name, buffer in state.items():
         _same(f"buffer {name}", buffer, buffers[name])
@@ -372,10 +381,18 @@ def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def _reason(changed: Sequence[str], seeds: bool) -> str:
-    """Why a module may yield other numbers than its graph, and what to do; empty where nobody knows."""
-    if changed:
-        return f": forward changes {', '.join(changed)}, and a graph keeps tensors only; keep it in a buffer"
+def _reason(numbers: Sequence[str], tensors: Sequence[str], seeds: bool) -> str:
+    """Why a module may yield other results than its graph, and what to do; empty where nobody knows.
+
+    Args:
+        numbers: attributes that a call changes.
+        tensors: the same, where they are no buffers.
+        seeds: whether a call seeds generators.
+    """
+    if numbers:
+        return f": forward changes {', '.join(numbers)}, and a graph keeps tensors only; keep it in a buffer"
+    if tensors:
+        return f": forward keeps state in {', '.join(tensors)}. {refusals.STATE_INSTEAD}"
     return ": forward seeds random generators, which a graph cannot; do that before the call" if seeds else ""
 
 

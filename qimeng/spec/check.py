@@ -6,6 +6,7 @@ Deals in clear refusals. Knows nothing about capture.
 from __future__ import annotations
 
 import contextlib
+import math
 import reprlib
 from typing import Any
 
@@ -89,7 +90,8 @@ def _check_run(spec: Computation, values: bool) -> None:
             refuse_float8(x, f"{spec.name}: input {i}")
         before = [(x.clone(), x._version) if isinstance(x, torch.Tensor) else (x, 0) for x in leaves]
         try:
-            with patience(f"{spec.name}: forward", left_s() if values else SHARE * left_s()):
+            left = left_s()
+            with patience(f"{spec.name}: forward", left, busy=math.inf if values else SHARE * left):
                 outputs = opened(module(*inputs))
         except TooLong:
             if values:

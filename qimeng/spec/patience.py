@@ -12,8 +12,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from qimeng.errors import SpecError
@@ -29,6 +30,9 @@ LEAST_S = 15.0
 
 FEW_S = 4.0
 """Seconds that a call inside `together` gets at least."""
+
+LEAST_WAIT_S = 0.02
+"""Seconds between two looks at how long a thread has run."""
 
 AGAIN_S = 2.0
 """Seconds after which a call is stopped again: Python drops what is raised in callbacks, as of weak references."""
@@ -87,8 +91,18 @@ def left_s() -> float:
     return min(LIMIT_S.get(), max(_END.get() - time.monotonic(), FEW_S))
 
 
+def _processor_clock() -> Callable[[], float]:
+    """Seconds of the processor that this thread has used, for other threads to read while it runs.
+
+    Where the system does not tell (macOS), those of the whole process.
+    """
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.process_time
+    return partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
+
+
 @contextlib.contextmanager
-def patience(what: str, most: float = math.inf) -> Iterator[None]:
+def patience(what: str, most: float = math.inf, busy: float = math.inf) -> Iterator[None]:
     """Limit the code inside to `LIMIT_S` seconds, or to `most` if that is less.
 
     In the main thread a signal ends it, even during a sleep. In other threads it ends between two Python instructions.
@@ -96,11 +110,15 @@ def patience(what: str, most: float = math.inf) -> Iterator[None]:
     Args:
         what: is running, for the message.
         most: a lower limit in seconds, for calls that the caller can do without.
+        busy: seconds of the processor that the calling thread may use besides: a busy machine does not shorten it. For
+            code that computes in this thread alone.
 
     Raises:
         TooLong: it did not end in time.
     """
     limit, thread, lock = min(LIMIT_S.get(), most), threading.get_ident(), threading.Lock()
+    used = _processor_clock() if busy < limit else time.monotonic
+    end, enough = time.monotonic() + limit, used() + min(busy, limit)
     over: list[bool] = []
 
     def stop(*_: Any) -> None:
@@ -112,11 +130,15 @@ def patience(what: str, most: float = math.inf) -> Iterator[None]:
     fired: list[bool] = []
 
     def fire() -> None:
-        wait = min(limit, threading.TIMEOUT_MAX)
-        while not ended.wait(wait):
+        wait = min(busy, limit)
+        while not ended.wait(min(wait, threading.TIMEOUT_MAX)):
             with lock:
                 if over:
                     return
+                left = min(end - time.monotonic(), enough - used())
+                if left > 0 and not fired:
+                    wait = max(left, LEAST_WAIT_S)  # no sooner can the thread have used that
+                    continue
                 fired.append(True)
                 _dropped_in_silence()
                 if in_main:
@@ -136,8 +158,8 @@ def patience(what: str, most: float = math.inf) -> Iterator[None]:
                 over.append(True)
     except _Stop:
         raise TooLong(
-            f"{what} did not end within {limit:.3g} s; a computation must end on its own inputs; if it is only slow, "
-            "give more seconds"
+            f"{what} did not end within {min(busy, limit):.3g} s; a computation must end on its own inputs; if it is "
+            "only slow, give more seconds"
         ) from None
     finally:
         if fired and not in_main:

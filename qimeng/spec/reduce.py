@@ -50,7 +50,7 @@ SEARCH_S = 4.0
 """Seconds of the processor after which no further size is tried: a run of a network without memory takes one or more.
 A busy machine changes no size then."""
 SHARE = 0.25
-"""Part of the time for a user's code (`qimeng.spec.patience.left_s`) that one run may take."""
+"""Part of the time for a user's code (`qimeng.spec.patience.left_s`) that one run may take; without values, compute."""
 LIMITS = (256, 128, 64, 32, 16, 8)
 """Largest sizes tried, one after the other."""
 SMALL = 64
@@ -335,8 +335,9 @@ def _size(
             inputs = origin.examples(0, "cpu")
             size.add(inputs)
             size.add([*module.parameters(), *module.buffers()], held=True)
-            most = SHARE * left_s()
-            with patience("forward", most if own else min(most, BRIEF_S)), _Watch(size, enough):
+            left = left_s()
+            most = SHARE * left if own else min(SHARE * left, BRIEF_S)
+            with patience("forward", left, busy=most) if fake else patience("forward", most), _Watch(size, enough):
                 module(*inputs)
     except _Enough:
         size.ended = True

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
 from qimeng.errors import SpecError
+from qimeng.spec.attributes import as_buffers, stateful, tensors_in
 from qimeng.spec.call import Call, arranged, with_keywords
 from qimeng.spec.declared import activation_form, declare, weight_form
 from qimeng.spec.distributions import EXAMPLES, redistribute
@@ -303,6 +304,10 @@ class KernelSpec:
         """
         module = self.origin.module(self.seed, device)
         module.requires_grad_(False)
+        if tensors_in(module):
+            as_buffers(module, self.stateful)
+        else:
+            self.__dict__.setdefault("stateful", ())  # without another look
         make_state(module, self.updated)
         target, native = DTYPES[self.dtype], self.origin.native
         if target is not native:
@@ -313,6 +318,14 @@ class KernelSpec:
         if dtype is not None:
             cast(module, dtype)
         return in_mode(module, self.training)
+
+    @cached_property
+    def stateful(self) -> tuple[str, ...]:
+        """Names of plain attributes that carry state from call to call; `module` makes them buffers."""
+        return stateful(
+            lambda: in_mode(self.origin.module(self.seed, "cpu"), self.training),
+            lambda: self.origin.examples(self.seed, "cpu"),
+        )
 
     def inputs(
         self, seed: int, device: str = "cpu", distribution: str = "given", dtype: torch.dtype | None = None
@@ -506,6 +519,8 @@ class KernelSpec:
             state["ways"] = self.ways  # every process draws the same
         if "domains" in self.__dict__:  # inferring them again would cost every worker half a second
             state["domains"] = self.domains
+        if "stateful" in self.__dict__:
+            state["stateful"] = self.stateful
         return state
 
     def to_bytes(self) -> bytes:

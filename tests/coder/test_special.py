@@ -29,6 +29,7 @@ from tests.interpreted import rows_of
 CASES: dict[str, Callable[..., Any]] = {
     "mish": functional.mish,
     "softplus": lambda x: functional.softplus(x, beta=2.0),
+    "log_sigmoid": functional.logsigmoid,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "tanh": torch.tanh,
     "elu": functional.elu,
@@ -218,6 +219,7 @@ def instructions(folder: Path, op: str, fast: str) -> int:
     ("op", "dtype", "share"),
     [
         ("log1p", "float32", 0.5),
+        ("log1p_unit", "float32", 0.5),
         ("tanh", "float32", 0.85),
         ("sigmoid", "float32", 0.7),
         ("erf", "float32", 0.65),
@@ -228,8 +230,12 @@ def instructions(folder: Path, op: str, fast: str) -> int:
     ],
 )
 def test_the_fast_form_takes_fewer_instructions(tmp_path, op, dtype, share):
-    accurate = "erf" if op == "gelu_gate" else op
+    accurate = {"gelu_gate": "erf", "log1p_unit": "log1p"}.get(op, op)
     assert instructions(tmp_path, op, dtype) < share * instructions(tmp_path, accurate, "")
+
+
+def test_how_far_a_softplus_is_above_a_relu_takes_no_logarithm(rows):
+    assert all("lg2" not in rows[f"{case} float32"]["source"] for case in ("softplus", "log_sigmoid"))
 
 
 def test_every_function_has_an_accurate_form_and_doubles_keep_it():

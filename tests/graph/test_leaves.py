@@ -118,7 +118,7 @@ def chain(middle: torch.nn.Module) -> torch.nn.Module:
         (torch.nn.Sequential(chain(Branch()), torch.nn.Tanh()), [*LABELS, "tanh"]),
         (Twice(), ["exp", "torch.Branch", "torch.Branch", "cos", "add"]),
         (chain(Updating()), ["linear", "relu", "torch.Updating", "native_layer_norm"]),
-        (Twofold(), ["exp", "torch.Updating", "copy", "copy", "sin", "torch.Updating", "cos"]),
+        (Twofold(), ["exp", "torch.Updating", "clone", "clone", "sin", "torch.Updating", "cos"]),
         (chain(torch.nn.BatchNorm1d(6, momentum=None)), ["linear", "relu", "torch.BatchNorm1d", "native_layer_norm"]),
     ],
     ids=["branch", "numpy", "nested", "twice", "updating", "updating twice", "batch norm"],

@@ -79,8 +79,9 @@ class SlicedReference(ExactReference):
                     raise
             self.leave_slices()
         exact, buffers, moved = self._exact(draw, near)
-        state = self.state(draw, near)
+        self.state(draw, near)
         output, overflow = overflowing(draw.distribution, partial(self._eager, self.inputs(draw, near), draw.seed))
+        state = self.parameters.module.state_dict()  # the call may have replaced buffers
         return Runs(tensors_in(output), overflow, exact, moved, state, buffers)
 
     def leave_slices(self) -> None:

@@ -82,10 +82,15 @@ def _gelu(b: Builder, node: Any, x: Expr, approximate: str = "none") -> Expr:
     return b.pw("mul", b.pw("mul", x, 0.5), gate, dtype=out_dtype(node))
 
 
+def _beyond(b: Builder, x: Expr) -> Expr:
+    """log(1 + e^-|x|): how far log(1 + e^x) is above the larger of x and 0. The power is in [0, 1]."""
+    return b.pw("log1p", b.pw("exp", b.pw("neg", b.pw("abs", x))))
+
+
 @rule("softplus")
 def _softplus(b: Builder, node: Any, x: Expr, beta: float = 1.0, threshold: float = 20.0) -> Expr:
     scaled = b.pw("mul", x, float(beta)) if beta != 1 else x
-    soft = b.pw("log1p", b.pw("exp", scaled))
+    soft = b.pw("add", b.pw("maximum", scaled, 0.0), _beyond(b, scaled))
     soft = b.pw("mul", soft, 1.0 / beta) if beta != 1 else soft
     return b.pw("where", b.pw("gt", scaled, float(threshold), dtype="bool"), x, soft, dtype=out_dtype(node))
 
@@ -112,4 +117,4 @@ def _hard(b: Builder, node: Any, x: Expr) -> Expr:
 @rule("log_sigmoid_forward")
 def _log_sigmoid(b: Builder, node: Any, x: Expr) -> tuple[Expr, None]:
     low = b.pw("minimum", x, 0.0)
-    return b.pw("sub", low, b.pw("log1p", b.pw("exp", b.pw("neg", b.pw("abs", x))))), None
+    return b.pw("sub", low, _beyond(b, x)), None

@@ -18,7 +18,8 @@ def combined(e: Expr, fast: str) -> Expr:
     """`e`, or what it is computed as instead.
 
     In fp32 the fast forms take 1 + erf(x / sqrt(2)) for ``gelu_gate`` of x; the others an exponential of what may be a
-    large number for ``exp_wide`` of it.
+    large number for ``exp_wide`` of it. All but bf16's take log(1 + e^-|x|) for ``log1p_unit`` of the power, since that
+    is in [0, 1].
 
     Args:
         e: any expression.
@@ -26,11 +27,22 @@ def combined(e: Expr, fast: str) -> Expr:
     """
     if not fast and e.op == "exp" and e.dtype == "float32" and not _is_relative(e.args[0]):
         return replace(e, op="exp_wide")
+    if fast != "bfloat16" and e.op == "log1p" and e.dtype == "float32" and _is_at_most_1(e.args[0]):
+        return replace(e, op="log1p_unit")
     if fast != "float32" or e.op != "add" or e.dtype != "float32":
         return e
     erf = _beside(e, 1.0, 0.0)
     scaled = _beside(erf.args[0], math.sqrt(0.5), SAME) if erf is not None and erf.op == "erf" else None
     return e if scaled is None else replace(e, op="gelu_gate", args=(scaled,))
+
+
+def _is_at_most_1(x: object) -> bool:
+    """Whether `x` is a power e^-|y|."""
+    for op in ("exp", "neg", "abs"):
+        if not isinstance(x, Expr) or (x := _without_views(x)).op != op:
+            return False
+        x = x.args[0]
+    return True
 
 
 def _is_relative(x: object) -> bool:
