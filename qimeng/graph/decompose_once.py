@@ -123,7 +123,8 @@ def decompose_once(
         _decompose(others, whole)
     graph, place = _expanded(exported.graph, calls)
     graph.eliminate_dead_code()
-    for spec in exported.graph_signature.output_specs:
+    signature = exported.graph_signature
+    for spec in (*signature.input_specs, *signature.output_specs):  # a copy of `input` gets another name
         if (name := getattr(spec.arg, "name", None)) in place:
             spec.arg = replace(spec.arg, name=place[name])
     exported.graph_module.graph = graph
