@@ -123,6 +123,13 @@ class Kind(ABC):
         """Whether a planner by rules should take a legal action before it lowers anything; by default it should not."""
         return False
 
+    def left_out(self, program: Program, action: Action, device: Device) -> str:
+        """Why a planner by rules leaves a legal action aside that a declaration asks for; by default nothing is said.
+
+        A result says so where no such action was tried.
+        """
+        return ""
+
     def target(self, program: Program, action: Action) -> Region:
         """The region that the action is about once it is carried out: by default the one that it names."""
         return find_region(program, action)

@@ -34,6 +34,7 @@ def guarded(kind: Kind) -> Kind:
     guard(kind, "check", anything, fault, *passes)
     guard(kind, "proposals", proposals, fault, *passes)
     guard(kind, "promising", returns(bool), fault, *passes)
+    guard(kind, "left_out", returns(str), fault, *passes)
     guard(kind, "target", returns(Region), fault, *passes)
     guard(kind, "remains", lambda found: "" if found is None else returns(Remainder)(found), fault, *passes)
     guard(kind, "apply", returns(GraphRewrite), fault, *passes)

@@ -31,6 +31,7 @@ from qimeng.graph.structure import structure_of
 from qimeng.program.program import Program, load_source
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
 from qimeng.spec.attributes import tensors_in
+from qimeng.spec.check import missing_on_cpu
 from qimeng.spec.kept import make_state
 from qimeng.spec.patience import TooLong, left_s, patience
 from qimeng.spec.reduce import MUCH, RUNNABLE
@@ -270,24 +271,35 @@ def verify_graph(
             )
     elif elements <= MUCH:
         device = "cpu"
+    try:
+        _hold_against(small, reduced, orders or {}, device)
+    except CaptureError as error:
+        missing = error.__cause__ is not None and missing_on_cpu(error.__cause__)
+        if device == "cuda" or not missing or not torch.cuda.is_available():
+            raise
+        _hold_against(small, reduced, orders or {}, "cuda")
+
+
+def _hold_against(spec: KernelSpec, graph: OpGraph, orders: Mapping[int, tuple[int, ...]], device: str) -> None:
+    """Compare on `device`; see `verify_graph`."""
     if device == "cuda":
-        reduced = with_strides(reduced, seen_on(device))
-    reduced = laid_out(reduced, orders or {})
-    module = small.module(device)
-    make_state(module, updated_tables(reduced))  # a file's may be drawn at random, on this device as nowhere else
+        graph = with_strides(graph, seen_on(device))
+    graph = laid_out(graph, orders)
+    module = spec.module(device)
+    make_state(module, updated_tables(graph))  # a file's may be drawn at random, on this device as nowhere else
     with tempfile.TemporaryDirectory(prefix="qimeng_verify_") as folder:
-        model = load_source(Program.start(reduced).source, "qimeng_verify", folder).Model().to(device)
+        model = load_source(Program.start(graph).source, "qimeng_verify", folder).Model().to(device)
     for seed, distribution in ((0, EXAMPLES), (1, "given"), (2, "given")):
         if seed == 2:
             perturb_parameters(module, seed)
         _load(model, module)
-        inputs = small.inputs(seed, device, distribution)
+        inputs = spec.inputs(seed, device, distribution)
         for _ in range(2 if distribution == EXAMPLES else 1):
             _compare(module, model, inputs)
-    inputs = small.inputs(3, device)
-    for changed in _other_numbers(inputs, reduced):
+    inputs = spec.inputs(3, device)
+    for changed in _other_numbers(inputs, graph):
         _compare(module, model, changed, may_fail=True)
-    for position, changed in _refused(inputs, reduced):
+    for position, changed in _refused(inputs, graph):
         try:
             _run(model, changed)
         except ValueError:

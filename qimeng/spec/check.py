@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import reprlib
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +41,19 @@ def shapes(inputs: Any) -> str:
         else:
             parts.append(reprlib.repr(x) if isinstance(x, _PLAIN) else type(x).__name__)
     return ", ".join(parts) or "no inputs"
+
+
+_NO_KERNEL = re.compile("not implemented for|INTERNAL ASSERT|is only supported|only supported on|CPU'? backend")
+"""Words of PyTorch's errors where the CPU lacks an operator, or takes fewer arguments than a GPU."""
+
+
+def missing_on_cpu(error: BaseException) -> bool:
+    """Whether `error` is PyTorch's and says that the CPU lacks an operator that a GPU may have.
+
+    >>> missing_on_cpu(RuntimeError("_scaled_mm only supports per-tensor scaling for CPU backend"))
+    True
+    """
+    return isinstance(error, RuntimeError) and bool(_NO_KERNEL.search(str(error)))
 
 
 def check(spec: Computation, device: str = "cpu") -> None:
@@ -80,11 +95,33 @@ def _refuse_surroundings(spec: Computation) -> None:
         )
 
 
+class _MissingOnCpu(Exception):
+    """The CPU lacks an operator; the cause says which."""
+
+
 def _check_run(spec: Computation, values: bool) -> None:
-    """Run `spec` once as it is, with values or as shapes only."""
+    """Run `spec` once as it is, with values or as shapes only; on a GPU where the CPU lacks an operator."""
+    try:
+        _run_on("cpu", spec, values)
+    except _MissingOnCpu as missing:
+        if not torch.cuda.is_available():
+            why = missing.__cause__
+            raise SpecError(
+                f"{spec.name}: this module needs a GPU, and there is none here: PyTorch lacks an operator of it on "
+                f"the CPU ({type(why).__name__}: {why}{line_of(why) if why else ''})"
+            ) from why
+        _run_on("cuda", spec, values)
+
+
+def _run_on(device: str, spec: Computation, values: bool) -> None:
+    """Run `spec` once on `device`.
+
+    Raises:
+        _MissingOnCpu: see there.
+    """
     with contextlib.nullcontext() if values else fake_tensors(), torch.no_grad():
-        module = spec.module() if values else made_fake(spec.module)
-        inputs = spec.inputs(0, "cpu", EXAMPLES)
+        module = spec.module(device) if values else made_fake(partial(spec.module, device))
+        inputs = spec.inputs(0, device, EXAMPLES)
         leaves = _pytree.tree_leaves(inputs)
         for i, x in enumerate(leaves):
             refuse_float8(x, f"{spec.name}: input {i}")
@@ -100,6 +137,8 @@ def _check_run(spec: Computation, values: bool) -> None:
         except NEEDS_VALUES:
             return  # it runs on real values only
         except Exception as error:  # whatever the user's module raises is reported as it is
+            if device == "cpu" and missing_on_cpu(error):
+                raise _MissingOnCpu from error
             raise SpecError(
                 f"{spec.name}: the module fails on its own inputs ({shapes(inputs)}): {type(error).__name__}: "
                 f"{error}{line_of(error)}. The inputs must fit forward(*inputs)."
@@ -117,4 +156,4 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-__all__ = ["check", "shapes"]
+__all__ = ["check", "missing_on_cpu", "shapes"]

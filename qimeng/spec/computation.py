@@ -45,7 +45,7 @@ class Computation(Protocol):
     def ways(self) -> tuple[int, ...]:
         """How new values of each flattened example input are drawn."""
 
-    def module(self) -> torch.nn.Module:
+    def module(self, device: str = "cpu") -> torch.nn.Module:
         """A fresh module."""
 
     def inputs(self, seed: int, device: str, distribution: str) -> tuple[Any, ...]:

@@ -481,14 +481,14 @@ class KernelSpec:
         """Run the computation once and refuse what cannot be optimized.
 
         It runs at reduced size; where that is still large, without values. A long computation that is for a GPU runs
-        without values.
+        without values. Where the CPU lacks an operator, it runs on a GPU.
 
         Args:
             device: where it will run, ``"cpu"`` or ``"cuda"``.
 
         Raises:
-            SpecError: it fails on its own inputs, changes its inputs, or returns no tensor; or autocast is on, or the
-                default dtype is not float32.
+            SpecError: it fails on its own inputs, or needs a GPU where there is none; it changes its inputs, or returns
+                no tensor; autocast is on, or the default dtype is not float32.
         """
         from qimeng.spec.check import check
 

@@ -154,10 +154,7 @@ def _ordered(x: torch.Tensor, domain: str) -> tuple[Way, ...]:
         diagonal = x.diagonal(dim1=-2, dim2=-1)
         return (Scaled(only_signs=bool((diagonal == diagonal.reshape(-1)[0]).all())), Scaled(only_signs=True))
     if domain == "permutation":
-        low, high, rows = int(x.min()), int(x.max()), x.numel() // x.shape[-1]
-        fits = rows * (high - low + 1) <= _LARGE
-        shuffled = Shuffled(tuple(d for d in range(x.dim()) if x.shape[d] > 1))
-        return (Distinct(low, high), shuffled) if fits else (shuffled,)
+        return distinct(x)
     dim = _sorted_dim(x)
     if dim is None:  # declared, and not so
         return ()
@@ -169,6 +166,14 @@ def _ordered(x: torch.Tensor, domain: str) -> tuple[Way, ...]:
     if alike or strict:
         return (Steps(dim),)
     return (Ordered(Law.of(x), dim, bool((steps <= 0).all())), Steps(dim))
+
+
+def distinct(x: torch.Tensor) -> tuple[Way, ...]:
+    """Ways to make other whole numbers that are all different within a row, as those of `x` are."""
+    low, high, rows = int(x.min()), int(x.max()), x.numel() // x.shape[-1]
+    fits = rows * (high - low + 1) <= _LARGE
+    shuffled = Shuffled(tuple(d for d in range(x.dim()) if x.shape[d] > 1))
+    return (Distinct(low, high), shuffled) if fits else (shuffled,)
 
 
 def _sorted_dim(x: torch.Tensor) -> int | None:
@@ -253,4 +258,4 @@ def _has_scales_of_its_own(x: torch.Tensor) -> bool:
     return bool(high > low * _WIDE)
 
 
-__all__ = ["STRUCTURED", "structure_of", "ways_of"]
+__all__ = ["STRUCTURED", "distinct", "structure_of", "ways_of"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -405,3 +406,23 @@ def test_what_was_captured_is_not_captured_again_to_be_verified(monkeypatch: pyt
         patched.setattr(verify, "_capture", None)
         assert capture_spec(spec).nodes == graph.nodes
     assert capture_spec(spec).nodes == graph.nodes, "and once only, as the module may change"
+
+
+def test_what_the_cpu_lacks_is_compared_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[str] = []
+
+    def lacking(spec: KernelSpec, graph: OpGraph, orders: object, device: str) -> None:
+        places.append(device)
+        if device == "cpu":
+            why = RuntimeError("only supports per-tensor scaling for CPU backend")
+            raise CaptureError("the module fails on its own inputs") from why
+
+    spec = KernelSpec.from_function(torch.relu, (torch.randn(4),))
+    graph = capture_spec(spec, verify=False)
+    monkeypatch.setattr(verify, "_hold_against", lacking)
+    for there, wanted in ((True, ["cpu", "cuda"]), (False, ["cpu"])):
+        places.clear()
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        with contextlib.nullcontext() if there else pytest.raises(CaptureError, match="fails on its own inputs"):
+            verify_graph(spec, graph)
+        assert places == wanted

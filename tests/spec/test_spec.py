@@ -406,3 +406,41 @@ def test_memory_that_runs_out_is_not_said_to_be_the_files_fault(tmp_path: Path, 
     spec = KernelSpec.from_file(path)
     with pytest.raises(torch.OutOfMemoryError):
         spec.origin.inputs(0, "cpu") if place == "get_inputs" else spec.module("cpu")
+
+
+class OnGpusAlone(torch.nn.Module):
+    """An operator that the CPU lacks; the computation itself is there."""
+
+    here = "cpu"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if OnGpusAlone.here == "cpu":
+            raise NotImplementedError("\"product\" not implemented for 'Float8_e4m3fn'")
+        return x * 2
+
+
+def test_what_the_cpu_lacks_needs_a_gpu_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SpecError, match=r"needs a GPU, and there is none here.*not implemented for 'Float8"):
+        KernelSpec.from_module(OnGpusAlone(), (torch.randn(4),)).check()
+
+
+def test_what_the_cpu_lacks_is_checked_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, real, places = KernelSpec.from_module(OnGpusAlone(), (torch.randn(4),)), KernelSpec.module, []
+
+    def placed(self: KernelSpec, device: str = "cpu", dtype: torch.dtype | None = None) -> torch.nn.Module:
+        monkeypatch.setattr(OnGpusAlone, "here", device)
+        places.append(device)
+        return real(self, "cpu", dtype)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(KernelSpec, "module", placed)
+    monkeypatch.setattr(KernelSpec, "inputs", lambda self, *args: (torch.randn(4),))
+    spec.check()
+    assert "cuda" in places
+
+
+def test_an_error_of_the_modules_own_code_is_no_missing_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SpecError, match="fails on its own inputs"):
+        KernelSpec.from_module(torch.nn.Module(), (torch.randn(4),)).check()

@@ -194,7 +194,7 @@ def rounding_mode(mode: str, eager: Callable[[str], torch.Tensor]) -> str:
 
 
 def explained(
-    actual: torch.Tensor, expected: Expected, eager: Sequence[torch.Tensor], run: Callable[[], torch.Tensor]
+    actual: torch.Tensor, expected: Expected, eager: Sequence[torch.Tensor], run: Callable[[], torch.Tensor] | None
 ) -> bool:
     """Whether rounding explains all elements out of bounds, and the rest is within the budget.
 
@@ -202,7 +202,7 @@ def explained(
         actual: what a candidate returned; real.
         expected: what it should be.
         eager: outputs on the same inputs whose values are as right as any: eager's, and that of `Dividing`.
-        run: gives that output in float64, or as integers, rounded anew.
+        run: gives that output in float64, or as integers, rounded anew; None where float64 does not run.
     """
     is_float = accuracy.is_float(actual)
     if actual.is_complex():
@@ -218,8 +218,8 @@ def explained(
     slack = accuracy.allowance(expected) if is_float else torch.zeros((), dtype=torch.uint8, device=actual.device)
     low = high = _ordered(expected.value)
     before = left = actual.numel()
-    for number in range(1 - len(eager), RUNS + 1):
-        made = run() if number > 0 else eager[number - 1 + len(eager)]
+    for number in range(1 - len(eager), RUNS + 1 if run else 1):
+        made = run() if run and number > 0 else eager[number - 1 + len(eager)]
         other = _ordered(made.to(actual.device, expected.value.dtype))
         low, high = torch.minimum(low, other), torch.maximum(high, other)
         y = _ordered(actual)

@@ -186,8 +186,11 @@ class ExactReference(EagerReference):
         return [x.to(self.device) for x in exact], buffers, moved
 
     def _has_jumped(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
-        """Whether what is out of bounds is a matter of rounding next to a threshold (`qimeng.envs.errors.discrete`)."""
-        if self._jumps is False or self.kind != "float64" or self.random:
+        """Whether what is out of bounds is a matter of rounding next to a threshold (`qimeng.envs.errors.discrete`).
+
+        Where float64 does not run, only eager's own two ways to divide by a number excuse it.
+        """
+        if self._jumps is False or self.random:
             return False
         dtype = getattr(torch, self.spec.dtype)
 
@@ -205,11 +208,12 @@ class ExactReference(EagerReference):
 
         try:
             drawn = self.inputs(trial.draw)
-            mode = discrete.rounding_mode(self.spec.mode, eager)
+            in_double = self.kind == "float64"
+            mode = discrete.rounding_mode(self.spec.mode, eager) if in_double else self.spec.mode
             right = [eager(self.spec.mode)]
             with discrete.Dividing():
                 right.append(eager(self.spec.mode))
-            return discrete.explained(actual, trial.expected[number], right, run)
+            return discrete.explained(actual, trial.expected[number], right, run if in_double else None)
         except torch.OutOfMemoryError:
             return False
         finally:

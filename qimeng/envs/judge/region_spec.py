@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from qimeng.envs.judge.region_values import DrawnLeaf, DrawnOrigin, leaf_of
+from qimeng.envs.judge.region_values import DrawnLeaf, DrawnOrigin, all_different, leaf_of
 from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.regions import inputs_of_region
 from qimeng.errors import IllegalAction
@@ -150,10 +150,11 @@ def region_spec(
     values = _captured(spec, program, region, state, device)
     by_value = dict(zip(region.inputs, values, strict=True))
     inputs = tuple(_laid_out(region, v, by_value[v]) for v in found.inputs)
+    chosen = [_is_chosen(region, v) for v in found.inputs]
     module, any_value = _module(found, state).train(spec.training), _accepts_any(region)
     held = KernelSpec(
         f"{spec.name}: {region.label()}",
-        _origin(module, inputs, spec.dtype, any_value),
+        _origin(module, inputs, chosen, spec.dtype, any_value),
         spec.dtype,
         spec.mode,
         spec.training,
@@ -220,9 +221,23 @@ def _module(found: Cut, state: dict[str, torch.Tensor]) -> RegionModule:
     return module
 
 
-def _origin(module: RegionModule, inputs: tuple[torch.Tensor, ...], native: str, any_value: bool) -> ExampleOrigin:
+def _is_chosen(region: Region, value: Value) -> bool:
+    """Whether `value` is the positions that a `topk` along rows found, which are all different in a row."""
+    node = region.graph.nodes[value.node]
+    if node.packet != "aten.topk" or value.port != 1:
+        return False
+    dim = node.args[2] if len(node.args) > 2 else dict(node.kwargs).get("dim", -1)
+    return dim in (-1, len(region.graph.meta(value).shape) - 1)
+
+
+def _origin(
+    module: RegionModule, inputs: Sequence[torch.Tensor], chosen: Sequence[bool], native: str, any_value: bool
+) -> ExampleOrigin:
     """The values as examples of inputs, and the parameters; of large ones the law alone."""
-    leaves = [leaf_of(x, any_value) for x in inputs]
+    leaves = [
+        all_different(leaf_of(x, any_value)) if is_chosen else leaf_of(x, any_value)
+        for x, is_chosen in zip(inputs, chosen, strict=True)
+    ]
     drawn = []
     for key, tensor in (*module.named_parameters(), *module.named_buffers()):
         leaf = leaf_of(tensor.detach(), any_value)

@@ -8,15 +8,16 @@ single rows are lost with that; the milestones, which run the whole program, hav
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from qimeng.spec.law import KNOTS, Law
-from qimeng.spec.leaf import Leaf, domain_of, infer_domain, is_plain, placed, sample, unexpanded
+from qimeng.spec.leaf import Leaf, domain_of, infer_domain, is_plain, placed, readable, sample, unexpanded
 from qimeng.spec.origin import ExampleOrigin
 from qimeng.spec.source import Source
+from qimeng.spec.structure import distinct
 from qimeng.spec.ways import Drawn
 
 LARGE_BYTES = 1 << 23
@@ -71,6 +72,17 @@ def leaf_of(x: torch.Tensor, may_draw: bool) -> Leaf:
     return Leaf(value, domain_of(value))
 
 
+def all_different(leaf: Leaf) -> Leaf:
+    """`leaf`, a table of positions of which a row has none twice; so do the ones that are drawn in its place.
+
+    The values alone show it in long rows only. An operator such as a scatter may mean something else where a position
+    comes twice.
+    """
+    if leaf.domain != "index" or not leaf.shape or leaf.shape[-1] < 2 or not leaf.value.numel():
+        return leaf
+    return replace(leaf, limited=distinct(readable(unexpanded(leaf.value))))
+
+
 def _law(part: torch.Tensor) -> Law:
     """The quantiles of `part`, numbers that occur often included."""
     ordered = part.double().sort().values
@@ -109,4 +121,4 @@ class DrawnOrigin(ExampleOrigin):
         return {**super().__getstate__(), "drawn": self.drawn}
 
 
-__all__ = ["DrawnLeaf", "DrawnOrigin", "leaf_of"]
+__all__ = ["DrawnLeaf", "DrawnOrigin", "all_different", "leaf_of"]

@@ -18,6 +18,7 @@ from qimeng.envs.cost.roofline import roofline
 from qimeng.envs.judge.ranking import beats, refusal
 from qimeng.envs.steps.compiled_first import compiled_first, submit_first
 from qimeng.envs.steps.compiled_whole import compiled_whole
+from qimeng.envs.steps.left_out import left_out
 from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.second_best import REPAIRS, next_best
 from qimeng.envs.steps.session import Session
@@ -219,6 +220,7 @@ def _result(
         *([f"not all that was tried is stored: {session.store.lost}"] if session.store and session.store.lost else []),
         *(memory.remarks() if (memory := task.context.coder.memory) is not None else ()),
         *_asked_again(task),
+        *left_out(task, {step.action.kind for step in ledger.attempts}),
     ]
     result = Result(
         name=task.name,

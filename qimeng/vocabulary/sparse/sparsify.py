@@ -78,13 +78,24 @@ class Sparsify(WeightReader):
             return True  # by sparse tensor cores, which take half of the time and of the bytes
         high, wide = kept.shape
         weight = program.graph.meta(kept.weight)
-        rows = sum(program.graph.meta(v).numel for v in find_region(program, action).outputs[:1]) / high
+        rows = _rows(program, find_region(program, action), kept)
         peak = device.peak_tflops(weight.dtype)
         whole = _seconds(2 * rows * high * wide, weight.bytes, peak, device)
         if kept.block == 1:
             read = rows * kept.count * itemsize(weight.dtype) / (L2_SHARE * device.bandwidth_gbs * 1e9)
             return max(read, kept.bytes / (device.bandwidth_gbs * 1e9)) < whole
         return _seconds(2 * rows * kept.count * kept.block**2, kept.bytes, peak, device) < whole
+
+    def left_out(self, program: Program, action: Action, device: Device) -> str:
+        """With the rows and what is kept, where peak rates say that the dense product is faster."""
+        kept = _kept(find_region(program, action))
+        if kept is None or self.promising(program, action, device):
+            return ""
+        rows = _rows(program, find_region(program, action), kept)
+        return (
+            f"by the peak rates of {device.name}, the dense product of {rows} rows is faster than reading {kept.text} "
+            "of the weight; another planner may take the action all the same"
+        )
 
     def work(self, program: Program, action: Action) -> float:
         """The share of the weight that is kept; the rest of a fused region's arithmetic counts little beside it."""
@@ -117,6 +128,10 @@ class Sparsify(WeightReader):
 
 def _seconds(flops: float, bytes_: float, tflops: float, device: Device) -> float:
     return max(flops / (tflops * 1e12), bytes_ / (device.bandwidth_gbs * 1e9))
+
+
+def _rows(program: Program, region: Region, kept: Kept) -> int:
+    return sum(program.graph.meta(v).numel for v in region.outputs[:1]) // kept.shape[0]
 
 
 def _kept(region: Region) -> Kept | None:

@@ -6,9 +6,11 @@ import contextlib
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.accuracy import Error
+from qimeng.envs.errors.discrete import Dividing
 from qimeng.envs.errors.float64 import NamedAsDouble
 from qimeng.envs.estimate.interpret import gpu_arithmetic
 from qimeng.envs.judge import exact_reference
@@ -19,6 +21,7 @@ from qimeng.graph.region import merge
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import DISTRIBUTIONS, KernelSpec
+from qimeng.spec.dispatch import DispatchMode
 from qimeng.spec.distributions import SECRET_SIZE
 from qimeng.spec.perturb import SHARES, share_of
 from qimeng.spec.together import TOGETHER
@@ -113,6 +116,33 @@ def test_where_float64_does_not_run_eager_is_the_reference():
     (trial,) = refs.trials(1)
     assert refs.kind == "eager-highest" and "float64 failed (TypeError" in " ".join(refs.remarks)
     assert trial.outputs[0].error.max == 0
+
+
+class Inverting(DispatchMode):
+    """Multiplies by the inverse of a number, as PyTorch does on a GPU where `Dividing` changes nothing."""
+
+    def call(self, func, types, args=(), kwargs=None):
+        changed = any(isinstance(mode, Dividing) for mode in _get_current_dispatch_mode_stack())
+        if func is torch.ops.aten.div.Tensor and not isinstance(args[1], torch.Tensor) and not changed:
+            return args[0] * torch.tensor(1 / args[1], dtype=torch.float32)
+        return func(*args, **(kwargs or {}))
+
+
+def test_codes_may_come_of_either_way_to_divide_where_eager_is_the_reference():
+    def codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = x.to(torch.float32)
+        scale = values.abs().amax(1, keepdim=True) / 127
+        return (values / scale).round().to(torch.int8), scale
+
+    spec = KernelSpec.from_function(codes, (torch.randn(512, 512).bfloat16(),))
+    refs = References(spec, capture_spec(spec), CPU, arithmetic=lambda mode: Inverting())
+    (trial,) = refs.trials(1)
+    assert refs.kind == "eager-highest"
+    exact, expected = codes(*refs.inputs(trial.draw))[0], trial.expected[0]
+    error, text = accuracy.check(exact, expected)
+    assert text is not None, "some differ"
+    assert refs.look_again(trial, 0, exact, error) is not None
+    assert refs.look_again(trial, 0, torch.where(exact == 3, 4, exact).to(torch.int8), error) is None
 
 
 def test_eager_as_the_reference_is_granted_the_usual_error_of_its_sums(monkeypatch: pytest.MonkeyPatch):

@@ -150,6 +150,19 @@ def test_an_index_keeps_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(torch.equal(x, table) for x in found.inputs(0, "cpu", EXAMPLES))
 
 
+def test_experts_that_a_row_chooses_stay_all_different() -> None:
+    def shares(logits: torch.Tensor) -> torch.Tensor:
+        weights, chosen = torch.topk(torch.softmax(logits, -1), 2)
+        return torch.zeros_like(logits).scatter(1, chosen, weights)
+
+    spec = KernelSpec.from_function(shares, (torch.randn(64, 8),))
+    program = Program.start(capture_spec(spec))
+    alone = region_spec(spec, program, program.region(named(program, "scatter")), "cpu").spec
+    own, other = (next(x for x in alone.inputs(3, "cpu", d) if x.dtype == torch.int64) for d in (EXAMPLES, "given"))
+    assert not torch.equal(own, other) and bool((other[:, 0] != other[:, 1]).all())
+    assert {*other.flatten().tolist()} <= set(range(8))
+
+
 # ---- the judges
 
 

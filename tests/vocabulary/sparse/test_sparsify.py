@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -122,8 +124,11 @@ def test_the_planner_by_rules_begins_with_it_where_peak_rates_say_so() -> None:
     for text, rows, first in (("bsr:32:10", 4096, True), ("csr:5", 8, True), ("csr:10", 4096, False)):
         module, x = layer(rows, 512, 512, BF16)
         task = fake_task(start_of(spec_of(module, x, text)).graph, coder=CONTEXT.coder)
-        steps = optimize(task, GreedySearch(HeuristicPlanner())).steps
-        assert (steps[0].action.kind == "sparsify") is first, (text, rows)
+        task = replace(task, declared=f"weights={text}")
+        result = optimize(task, GreedySearch(HeuristicPlanner()))
+        assert (result.steps[0].action.kind == "sparsify") is first, (text, rows)
+        told = [n for n in result.notes if "sparsify was not tried" in n]
+        assert bool(told) is not first and all(f"of {rows} rows is faster than reading" in n for n in told)
 
 
 def test_a_scripted_search_takes_it_and_tunes_it() -> None:
