@@ -47,6 +47,7 @@ class Readings:
         eager: with calls of eager.
         candidate: with calls of the candidate.
         queued: whether the calls were queued on the device beforehand, so that the host is no part of their time.
+        eager_waits: whether eager's were not, since it waits for its own results: the host is part of its time alone.
     """
 
     calls: int
@@ -54,11 +55,14 @@ class Readings:
     eager: tuple[float, ...] = ()
     candidate: tuple[float, ...] = ()
     queued: bool = False
+    eager_waits: bool = False
 
-    def with_round(self, nothing: tuple[float, ...], eager: float, candidate: float, queued: bool) -> Readings:
+    def with_round(
+        self, nothing: tuple[float, ...], eager: float, candidate: float, queued: bool, eager_waits: bool = False
+    ) -> Readings:
         """These readings and one more batch of eager and of the candidate. Readings of another method are dropped."""
-        if queued != self.queued:
-            return Readings(self.calls, nothing, (eager,), (candidate,), queued)
+        if (queued, eager_waits) != (self.queued, self.eager_waits):
+            return Readings(self.calls, nothing, (eager,), (candidate,), queued, eager_waits)
         return replace(
             self,
             nothing=(*self.nothing, *nothing),
@@ -95,13 +99,15 @@ def decide(found: Readings, told_ms: float, eager_ms: float, kind: str) -> Rulin
     slack = SLACK_MS[kind] / found.calls + CALL_MS[kind]
     eager = (min(found.eager) - shortest) / found.calls
     # where calls are not queued, the host is part of the batch, as it is of eager's
-    host = max(eager - eager_ms, 0.0) if kind == "cuda" and not found.queued else 0.0
+    eager_queued = found.queued and not found.eager_waits
+    eager_host = max(eager - eager_ms, 0.0) if kind == "cuda" and not eager_queued else 0.0
+    host = 0.0 if found.queued else eager_host
     most = (min(found.candidate) - shortest) / found.calls - slack - host
     least = (min(found.candidate) - usual) / found.calls - slack - host
     seen = f"the judge's clock says {most + slack:.4g} ms a call"
     claim = f"the worker reports {told_ms:.4g} ms"
-    share = _share(eager_ms / max(eager - host, slack), kind)
-    if unlike := _eager_unlike(eager - host, told_ms, eager_ms, slack, kind):
+    share = _share(eager_ms / max(eager - eager_host, slack), kind)
+    if unlike := _eager_unlike(eager - eager_host, told_ms, eager_ms, slack, kind):
         return Ruling(None, unlike)
     if told_ms < share * least:
         if kind == "cuda" and not found.queued and least - told_ms < LAUNCH_MS:

@@ -99,7 +99,7 @@ class OuterClock:
         self._value = 0
         device = self.references.device
         self._can_queue = device.type == "cuda" and not self.references.random
-        self._queues = self._can_queue
+        self._queues, self._eager_waits = self._can_queue, False
         self._device = device
         self._clocks = ("wall",) if device.type == "cuda" else ("cpu", "wall")
 
@@ -193,8 +193,8 @@ class OuterClock:
     ) -> tuple[dict[str, Readings], torch.Tensor, torch.Tensor, str | None]:
         """One batch of each kind: `before` with its times, all outputs of candidate and eager, what is wrong.
 
-        Eager and the empty calls run while the worker is paused. If some calls of a batch were not queued, its times
-        are dropped.
+        Eager and the empty calls run while the worker is paused. If some calls of the candidate's batch were not
+        queued, its times are dropped.
         """
         queued = self._queues
         with worker.paused(), self._armed(self.baseline.running(), batch, layout) as remote:
@@ -209,7 +209,8 @@ class OuterClock:
         problem = "the call changed its inputs" if changed else self._structure(facts, len(batch.draws))
         if self._queues != queued:
             return {clock: Readings(len(batch.draws)) for clock in self._clocks}, outputs, copied, problem
-        rounds = {c: ((nothing[c], again[c]), eager[c], candidate[c], self._queues) for c in self._clocks}
+        how = self._queues, self._queues and self._eager_waits
+        rounds = {c: ((nothing[c], again[c]), eager[c], candidate[c], *how) for c in self._clocks}
         after = {clock: before[clock].with_round(*rounds[clock]) for clock in self._clocks}
         return after, outputs, copied, problem
 
@@ -239,7 +240,8 @@ class OuterClock:
         copies = torch.zeros(remote.layout.nbytes - remote.layout.first_output, dtype=torch.uint8, device=self._device)
         self._value += 1
         signal = torch.tensor([self._value], dtype=torch.int32).view(torch.uint8).to(self._device)
-        facts = self._queued(process, remote, batch, signal, options) if self._queues else None
+        waits = self._eager_waits and process is self.baseline.running() and not options.get("nothing")
+        facts = self._queued(process, remote, batch, signal, options) if self._queues and not waits else None
         self._synchronize()
         began, cpu = self._now(), process.cpu_seconds()
         remote.write(batch.content)
@@ -261,22 +263,28 @@ class OuterClock:
     ) -> list[Any] | None:
         """The structure of what the calls will return, once all are queued; None where that cannot be.
 
-        A program that waits for its own results cannot be queued. It is released, and not queued again.
+        A program that waits for its own results cannot be queued. It is released, and not queued again. Where that is
+        eager, as with a loop over the rows that an expert gets, others are queued all the same.
         """
         if batch.others:
             self._queues = False
             return None
         try:
             process.send("queue", value=self._value, **options)
-            if not select.select([process.channel_fd, process.status_fd], [], [], QUEUE_S)[0]:
-                self._queues = False
-                self._can_queue &= process is not self.baseline.running()
+            late = not select.select([process.channel_fd, process.status_fd], [], [], QUEUE_S)[0]
+            if late:
+                if process is not self.baseline.running():
+                    self._queues = False
+                elif options.get("nothing"):  # this driver cannot
+                    self._can_queue = self._queues = False
+                else:
+                    self._eager_waits = True
                 remote.write(batch.content)
                 remote.signal(signal)
                 self._synchronize()
             facts, files = process.answer(self.judge.limit_s)
             _close(files)
-            if not self._queues:
+            if late:
                 process.call("finish", self.judge.limit_s)
                 return None
             return list(facts) if isinstance(facts, list) else []

@@ -73,6 +73,17 @@ def test_empty_batches_that_differ_hide_no_candidate_that_is_much_longer():
     assert ruling(0.05, 0.5 + 32 * 0.06, idle=(0.5, 3.5), eager=0.12) is None
 
 
+def test_where_eager_alone_waits_the_host_counts_for_eager_alone():
+    """Eager takes 2.3 ms by its events and 2.9 in a batch; the candidate's calls were queued."""
+    found = Readings(4, IDLE, (1 + 4 * 2.9,), (1 + 4 * 0.34,), queued=True, eager_waits=True)
+    assert decide(found, 0.335, 2.3, "cuda").ok is True
+    assert decide(found, 0.2, 2.3, "cuda").ok is False
+    assert decide(replace(found, eager_waits=False), 0.335, 2.3, "cuda").ok is True
+    unlike = replace(found, eager=(1 + 4 * 4.0,))
+    assert decide(unlike, 0.335, 2.3, "cuda").ok is True
+    assert decide(replace(unlike, eager_waits=False), 0.335, 2.3, "cuda").ok is None
+
+
 def test_where_calls_cannot_be_queued_the_host_counts_as_it_does_for_eager():
     """A call of eager takes 0.1 ms of the device and 0.3 ms in a batch: 0.2 ms are the host's."""
     found = Readings(32, IDLE, (1 + 32 * 0.3,), (1 + 32 * 0.26,))
@@ -95,3 +106,7 @@ def test_batches_of_another_way_to_measure_are_forgotten():
     second = first.with_round((0.5, 0.6), 1.0, 1.5, queued=False)
     assert second.nothing == (1.0, 1.1, 0.5, 0.6) and second.candidate == (3.0, 1.5)
     assert second.with_round((9.0, 9.0), 9.0, 9.0, queued=True) == Readings(4, (9.0, 9.0), (9.0,), (9.0,), True)
+    waits = first.with_round((9.0, 9.0), 9.0, 9.0, True, True)
+    assert (
+        waits == Readings(4, (9.0, 9.0), (9.0,), (9.0,), True, True) and waits.with_round((1.0,), 1, 1, True).calls == 4
+    )

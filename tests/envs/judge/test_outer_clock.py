@@ -21,6 +21,15 @@ pytestmark = pytest.mark.gpu
 SIZES = {"microseconds": (256, 256), "milliseconds": (8192, 8192)}
 
 
+class Waits(torch.nn.Module):
+    """Eager waits for the device; the operator that a capture sees does not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and x.is_cuda:
+            torch.cuda.synchronize()
+        return x * 2
+
+
 @pytest.fixture(scope="module", params=SIZES)
 def evaluator(request: pytest.FixtureRequest) -> Iterator[GpuEvaluator]:
     rows, columns = SIZES[request.param]
@@ -65,6 +74,21 @@ def test_a_program_that_waits_for_its_own_results_is_timed_with_the_host(evaluat
         verdict = clock.check(worker, told, eager)
         assert verdict.failure in (None, "not-timed", "clock"), verdict
         assert clock._can_queue and not clock._queues
+
+
+def test_where_eager_alone_waits_a_program_is_queued():
+    spec = KernelSpec.from_module(Waits(), (torch.randn(256, 256),))
+    made = GpuEvaluator(spec, capture_spec(spec), timeout_s=30.0)
+    try:
+        with loaded(made, "return (x * 2,)") as (worker, told, eager):
+            confirmed = settled(lambda: made.outer_clock.check(worker, told, eager))
+            assert confirmed.ok, confirmed
+            clock = made.outer_clock
+            assert clock._can_queue and clock._queues and clock._eager_waits
+            refuted = settled(lambda: clock.check(worker, told / 4, eager), (NOT_TIMED,))
+            assert refuted.failure == "clock", refuted
+    finally:
+        made.close()
 
 
 def test_work_that_a_told_time_leaves_out_is_seen(evaluator):
