@@ -1,4 +1,4 @@
-"""Finds what depends on parameters and buffers alone, so that it can be computed once for all calls.
+"""Finds what depends on no input, but on parameters and buffers at most, so that it can be computed once for all calls.
 
 Deals in operators and their operands. Knows nothing about regions, and nothing about how a program keeps the results.
 """
@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-from qimeng.graph.opgraph import OpGraph, Value
+from qimeng.graph.opgraph import Node, OpGraph, Value
 from qimeng.graph.ops import category
+
+MOST = 1 << 22
+"""Elements of a table that is made by positions up to which it is kept."""
+
+UNSET = frozenset(("aten.empty", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided"))
+"""Operators whose results hold nothing certain."""
 
 _found: WeakKeyDictionary[OpGraph, frozenset[str]] = WeakKeyDictionary()
 
@@ -36,20 +42,40 @@ def is_state(graph: OpGraph, value: Value) -> bool:
 
 
 def _of_state(graph: OpGraph) -> frozenset[str]:
-    """Names of the operators that depend on parameters and buffers alone."""
+    """Names of the operators that depend on parameters and buffers alone, and of those on nothing that are worth it.
+
+    A table of positions is worth it, such as a mask or the angles of a rotary embedding; what fills a tensor or counts
+    is not, unless such a table is made of it.
+    """
     if graph not in _found:
         updated = {key for key, _ in graph.mutations}
-        known: set[str] = set()
+        state, fixed, plain, tables = set[str](), set[str](), set[str](), set[str]()
         for node in graph.nodes.values():
-            if node.kind != "op":
-                if node.kind == "parameter" or node.kind == "buffer" and node.target not in updated:
-                    known.add(node.name)
+            if node.kind == "parameter" or node.kind == "buffer" and node.target not in updated:
+                state.add(node.name)
+            if node.kind != "op" or node.literal is not None or category(node) == "random" or node.packet in UNSET:
                 continue
-            sources = [v.node for v in node.operands() if graph.nodes[v.node].kind != "constant"]
-            if sources and known.issuperset(sources) and node.literal is None and category(node) != "random":
-                known.add(node.name)
-        _found[graph] = frozenset(name for name in known if graph.nodes[name].kind == "op")
+            sources = {v.node for v in node.operands() if graph.nodes[v.node].kind != "constant"}
+            if not sources <= state | fixed:
+                continue
+            (state if sources & state else fixed).add(node.name)
+            if sources & (fixed | tables) or not sources:
+                tables.add(node.name)
+            if sources <= plain and (not sources or category(node) == "view"):
+                plain.add(node.name)
+        has_state = any(node.kind in ("parameter", "buffer") for node in graph.nodes.values())
+        found, read = set[str](), set[str]()
+        for node in reversed([graph.nodes[name] for name in graph.nodes if name in state | fixed]):
+            worth = node.name not in tables or has_state and node.name not in plain and _is_small(node)
+            if node.kind == "op" and (worth or node.name in read):
+                found.add(node.name)
+                read.update(v.node for v in node.operands())
+        _found[graph] = frozenset(found)
     return _found[graph]
+
+
+def _is_small(node: Node) -> bool:
+    return sum(m.numel for m in node.metas if m is not None) <= MOST
 
 
 __all__ = ["is_state", "settled_nodes", "updated_tables"]

@@ -146,8 +146,10 @@ def _settled_call(
     given = ", ".join(names[v] for v in settled.inputs)
     for v in settled.outputs:
         names[v] = f"t{len(names)}"
-    call = f"        {', '.join(names[v] for v in settled.outputs)}, = {function}({given})"
-    return [call, *(f"        {with_strides(graph, v, names[v])}" for v in settled.outputs if v in unsure)]
+    call = f"{', '.join(names[v] for v in settled.outputs)}, = {function}({given})"
+    made = any(not region.inputs for region, _ in settled.parts)  # nothing says where to make its tensors
+    lines = ["        with device:", f"            {call}"] if made else [f"        {call}"]
+    return [*lines, *(f"        {with_strides(graph, v, names[v])}" for v in settled.outputs if v in unsure)]
 
 
 def _calls(

@@ -43,6 +43,9 @@ class Settled:
         needed = {v for r, _ in parts if not is_settled(graph, r) for v in r.inputs} | set(graph.results())
         inputs = dict.fromkeys(v for r, _ in mine for v in r.inputs if v not in made)
         outputs = dict.fromkeys(v for r, _ in mine for v in r.outputs if v in needed)
+        if not inputs:  # a table of positions is made again where the module moves
+            held = next(n.name for n in graph.nodes.values() if n.kind in ("parameter", "buffer"))
+            inputs = {Value(held): None}
         return cls(mine, tuple(inputs), tuple(outputs))
 
     def text(self) -> str:
