@@ -42,10 +42,10 @@ def is_state(graph: OpGraph, value: Value) -> bool:
 
 
 def _of_state(graph: OpGraph) -> frozenset[str]:
-    """Names of the operators that depend on parameters and buffers alone, and of those on nothing that are worth it.
+    """Names of the operators that depend on parameters and buffers alone; in rewritten graphs, tables of positions too.
 
-    A table of positions is worth it, such as a mask or the angles of a rotary embedding; what fills a tensor or counts
-    is not, unless such a table is made of it.
+    Such a table is a mask, for example, or the angles of a rotary embedding. What fills a tensor or counts is none,
+    unless one is made of it.
     """
     if graph not in _found:
         updated = {key for key, _ in graph.mutations}
@@ -56,7 +56,7 @@ def _of_state(graph: OpGraph) -> frozenset[str]:
             if node.kind != "op" or node.literal is not None or category(node) == "random" or node.packet in UNSET:
                 continue
             sources = {v.node for v in node.operands() if graph.nodes[v.node].kind != "constant"}
-            if not sources <= state | fixed:
+            if not sources <= state | fixed or not sources and not graph.settles:
                 continue
             (state if sources & state else fixed).add(node.name)
             if sources & (fixed | tables) or not sources:
