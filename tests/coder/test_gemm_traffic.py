@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn import functional
 
 from qimeng.actions import Context, check_schedule, kind_named
 from qimeng.coder.template.coder import TemplateCoder
@@ -112,18 +111,6 @@ def test_the_bias_of_very_long_sums_takes_a_part_of_their_budget(depth: int) -> 
     for cat, most in ((False, VERY_LONG_SHARE), (True, 2 * VERY_LONG_SHARE)):
         every = promotion(plan, GemmSchedule(precision="fp16x3", cat=cat))
         assert 0 < every * BIAS_OF_512 / 512 <= most * budget(plan)
-
-
-def test_planes_of_short_windows_are_promoted_often() -> None:
-    with torch.device("meta"):
-        made = torch.empty(128, 8, 256, 256), torch.empty(64, 8, 3, 3)
-        graph = capture(lambda: Called(functional.conv2d), lambda: made)
-    windows = plan_gemm(make_region(graph, [n.name for n in graph.ops()]))
-    dense = found((4096, 72), (72, 64))
-    assert windows.shape[3] == dense.shape[3] == 72
-    for plan, every in ((windows, 32), (dense, 128)):
-        assert promotion(plan, GemmSchedule(precision="bf16x6")) == every
-        assert promotion(plan, GemmSchedule(precision="tf32")) == 0 == promotion(plan, GemmSchedule(precision="ieee"))
 
 
 def test_where_arithmetic_binds_planes_are_packed() -> None:

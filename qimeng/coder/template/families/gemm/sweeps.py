@@ -231,12 +231,6 @@ def _deepened(plan: GemmPlan, s: GemmSchedule, device: Device) -> GemmSchedule:
     return s.but(splits=s.splits * max(1, min(even, most) // s.splits))
 
 
-FEW = 128, 32
-"""Depth of windows up to which their accumulator is promoted so often. By a model on the CPU that cuts each step of 16
-off to fp32 as tensor cores do: 16,000 results of depth 72 of a convolution are off by 5.0e-8 in the mean when never
-promoted, 1.9e-8 every 32, 1.0e-8 every 16; by 0.14e-8 in plain fp32."""
-
-
 def promotion(plan: GemmPlan, schedule: GemmSchedule) -> int:
     """Depth between promotions of the accumulator, so that its truncation stays within the error budget.
 
@@ -247,13 +241,8 @@ def promotion(plan: GemmPlan, schedule: GemmSchedule) -> int:
     positive numbers takes `VERY_LONG_SHARE` of it, since it is larger where parts of the depth differ in size. TF32
     and one plane of fp16 allow 1e-5, which they reach at a depth of 8192; half dtypes never do. Plain fp32 has no bias,
     but one result in 30,000 of a depth of 32768 is off by more than the floor.
-
-    A mean over an image shows the bias of a convolution of few channels, which PyTorch computes in plain fp32. Planes
-    of windows are only made where memory binds the product, so that these are promoted often (`FEW`).
     """
     scheme, k = scheme_of(plan, schedule), plan.shape[3]
-    if len(scheme.products) > 1 and FEW[1] < k <= FEW[0] and never_copied(plan):
-        return FEW[1]
     if plan.half or k <= 64:
         return 0
     if scheme.dot == "ieee":
