@@ -37,7 +37,10 @@ Table = Mapping[Any, Callable[..., Any]]
 
 
 def decomposed(exported: Any) -> Any:
-    """The `torch.export.ExportedProgram` with its operators taken apart; a large one may be changed in place."""
+    """The `torch.export.ExportedProgram` with its operators taken apart; it may be changed in place.
+
+    A small one is traced again unless nothing in it is taken apart; a larger one, by kinds where that is quicker.
+    """
     count = len(exported.graph.nodes)
     repeated = math.inf if count < min(SOME, MANY) else REPEATED if count < MANY else 0.0
     try:

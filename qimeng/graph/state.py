@@ -45,7 +45,7 @@ def _of_state(graph: OpGraph) -> frozenset[str]:
     """Names of the operators that depend on parameters and buffers alone; in rewritten graphs, tables of positions too.
 
     Such a table is a mask, for example, or the angles of a rotary embedding. What fills a tensor or counts is none,
-    unless one is made of it.
+    unless one is made of it. A program without parameters has none: it could not tell that it moved to another device.
     """
     if graph not in _found:
         updated = {key for key, _ in graph.mutations}

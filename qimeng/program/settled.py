@@ -1,4 +1,4 @@
-"""The part of a program file that is computed once: regions that depend on parameters and buffers alone.
+"""The part of a program file that is computed once: regions that depend on no input (`qimeng.graph.state`).
 
 Deals in source text. One function computes all of them. The class `_Prepared` (`qimeng.program.runtime`) calls it again
 when one of its parameters changes. Knows nothing about what the regions compute.
@@ -23,7 +23,7 @@ class Settled:
 
     Attributes:
         parts: its regions with their implementations, in order.
-        inputs: the parameters and buffers that they read.
+        inputs: the parameters and buffers that they read; where they read none, any one, which shows a move.
         outputs: the values that other regions read, or that the program returns.
         name: of the function.
     """
@@ -43,7 +43,7 @@ class Settled:
         needed = {v for r, _ in parts if not is_settled(graph, r) for v in r.inputs} | set(graph.results())
         inputs = dict.fromkeys(v for r, _ in mine for v in r.inputs if v not in made)
         outputs = dict.fromkeys(v for r, _ in mine for v in r.outputs if v in needed)
-        if not inputs:  # a table of positions is made again where the module moves
+        if not inputs:
             held = next(n.name for n in graph.nodes.values() if n.kind in ("parameter", "buffer"))
             inputs = {Value(held): None}
         return cls(mine, tuple(inputs), tuple(outputs))
@@ -53,7 +53,7 @@ class Settled:
         names = {v: f"x{i}" for i, v in enumerate(self.inputs)}
         bound = [f"r{i}={m.entry}" for i, (_, m) in enumerate(self.parts)]
         lines = [f"def {self.name}({', '.join([*names.values(), *bound])}):"]
-        lines.append('    """What depends on parameters and buffers alone."""')
+        lines.append('    """What depends on no input."""')
         for i, (region, _) in enumerate(self.parts):
             given = ", ".join(names[v] for v in region.inputs)
             for v in region.outputs:
@@ -64,7 +64,7 @@ class Settled:
 
 
 def is_settled(graph: OpGraph, region: Region) -> bool:
-    """Whether `region` depends on parameters and buffers alone, in a graph that computes such regions once."""
+    """Whether `region` depends on no input, in a graph that computes such regions once."""
     return settled_nodes(graph).issuperset(region.nodes)
 
 

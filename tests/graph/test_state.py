@@ -58,6 +58,23 @@ def test_tables_of_positions_are_computed_once(tmp_path: Path) -> None:
         assert torch.equal(model(x), module(x))
 
 
+def test_the_angles_of_a_rotary_embedding_are_computed_once() -> None:
+    class Turned(nn.Module):
+        speeds: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("speeds", 100.0 ** -torch.arange(0, 1, 0.25), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            place = torch.arange(x.shape[1], device=x.device)[None, None].float()
+            angles = (self.speeds[None, :, None].expand(1, -1, 1) @ place).transpose(1, 2)
+            angles = torch.cat((angles, angles), -1)
+            return x * angles.cos() + torch.cat((-x[..., 4:], x[..., :4]), -1) * angles.sin()
+
+    assert {"cos", "sin", "arange"} <= packets(rewritten(Turned(), torch.rand(2, 5, 8)))
+
+
 def test_tables_without_a_parameter_are_made_again_where_the_module_moves(tmp_path: Path) -> None:
     class Masked(Biased):
         def __init__(self) -> None:
