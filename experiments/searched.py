@@ -175,7 +175,7 @@ def main(
     out: Annotated[Path, typer.Argument(help="File that rows are added to.")],
     seconds: Annotated[float, typer.Option(help="Budget of each search.")] = 40.0,
     total: Annotated[float, typer.Option(help="After so many seconds no further case is begun.")] = 280.0,
-    only: Annotated[str, typer.Option(help="Words that a case's name begins with.")] = "",
+    only: Annotated[list[str], typer.Option(help="Words that a case's name begins with.")] = [],  # noqa: B006
     tiny: Annotated[bool, typer.Option(help="Small sizes without a GPU, to try the script.")] = False,
 ) -> None:
     """Search for the cases one after the other."""
@@ -183,7 +183,7 @@ def main(
     if device is None and not tiny:
         raise typer.BadParameter("this needs a GPU; --tiny tries it without")
     facts = asdict(environment(device)) if device is not None else {}
-    for case in (c for c in CASES if c.name.startswith(only)):
+    for case in (c for c in CASES if c.name.startswith(tuple(only or [""]))):
         if time.monotonic() - began > total:
             print(f"stopped after {total:g} s, before {case.name}", flush=True)
             return

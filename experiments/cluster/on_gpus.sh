@@ -28,7 +28,7 @@ settings=(--set answers=live --set specs=4 --set ppo.steps=24 --set ppo.environm
 train() { # NAME CORES ARGUMENTS…
     local name=$1 cores=$2 began=$SECONDS
     shift 2
-    timeout $((TRAIN + 40)) taskset -c "$cores" "$PYTHON" -m qimeng.cli train --out "$OUT/$name" "${settings[@]}" "$@" \
+    timeout $((TRAIN + 150)) taskset -c "$cores" "$PYTHON" -m qimeng.cli train --out "$OUT/$name" "${settings[@]}" "$@" \
         >"$OUT/$name.log" 2>&1
     echo "train $name: exit $?, $((SECONDS - began)) s" | tee -a "$OUT/summary.txt"
 }

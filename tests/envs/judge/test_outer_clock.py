@@ -77,7 +77,7 @@ def test_a_program_that_waits_for_its_own_results_is_timed_with_the_host(evaluat
 
 
 def test_where_eager_alone_waits_a_program_is_queued():
-    spec = KernelSpec.from_module(Waits(), (torch.randn(256, 256),))
+    spec = KernelSpec.from_module(Waits(), (torch.randn(4096, 4096),))
     made = GpuEvaluator(spec, capture_spec(spec), timeout_s=30.0)
     try:
         with loaded(made, "return (x * 2,)") as (worker, told, eager):

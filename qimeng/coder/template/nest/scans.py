@@ -34,7 +34,7 @@ a row may leave the range of its dtype where the product does not: 0 times what 
 ``state``, h[t] = a[t] h[t - 1] + b[t] with h[-1] = 0; ``scale`` is the product of the a.
 """
 
-UNORDERED = frozenset(("sum", "prod", "product", "max", "min", "sumexp"))
+UNORDERED = frozenset(("sum", "prod", "max", "min", "sumexp"))
 """Kinds whose operands may change places: totals may be summed up in any order."""
 
 

@@ -25,8 +25,8 @@ _SUMEXP = """    m = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     return m, p + q
 """
 _PRODUCT = """    p = a * b
-    over = tl.abs(p) >= 2.0
-    return tl.where(over, p * 0.5, p), i + j + over.to(tl.int32)
+    over = (tl.abs(p) >= 2.0) & (tl.abs(p) < float("inf"))
+    return tl.where(over, p * 0.5, p), tl.where(tl.abs(a) < float("inf"), i + j + over.to(tl.int32), i)
 
 
 @triton.jit
@@ -42,12 +42,14 @@ def {function}_apart(x):
 
 @triton.jit
 def {function}_whole(m, e):
+    m = tl.where((tl.abs(m) == float("inf")) & (e < -150), float("nan"), m)
     e = tl.minimum(tl.maximum(e, -160), 130)
     k = tl.minimum(tl.maximum(e, -126), 127)
     y = m * ((k + 127) << 23).to(tl.float32, bitcast=True)
     return y * ((e - k + 127) << 23).to(tl.float32, bitcast=True)
 """
-"""Digits are of size 1 to 2, or 0, infinite or no number as they are; a power of two is made of its bits."""
+"""Digits are of size 1 to 2, or 0, infinite or no number as they are; a power of two is made of its bits. What is
+infinite keeps the power of the numbers before it: where their product is 0 in fp32, PyTorch's is 0 times infinity."""
 
 
 @dataclass(frozen=True)
