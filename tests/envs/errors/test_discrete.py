@@ -166,6 +166,16 @@ def test_what_eager_has_is_right_where_results_may_jump():
     assert not explained(torch.tensor([1.0, 7.0, 3.0]), expected, [eager], lambda: value)
 
 
+def test_what_is_just_beyond_the_budget_is_not_kept_for_rounding_of_the_difference():
+    """In bf16 a difference has three digits, fewer than the budget."""
+    torch.manual_seed(0)
+    value = 100 * torch.randn(64, 128).to(torch.bfloat16)
+    for _ in range(8):
+        expected = Expected(value, Error(float(torch.rand(())) / 4, 1.0, 1.0, 1.0))
+        eager = (value.float() * (1 + torch.randn(64, 128))).to(torch.bfloat16)
+        assert explained(eager.clone(), expected, [eager], None)
+
+
 def next_below(x: torch.Tensor) -> torch.Tensor:
     return torch.nextafter(x, torch.zeros_like(x))
 

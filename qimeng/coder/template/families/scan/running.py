@@ -25,8 +25,9 @@ _SUMEXP = """    m = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     return m, p + q
 """
 _PRODUCT = """    p = a * b
-    over = (tl.abs(p) >= 2.0) & (tl.abs(p) < float("inf"))
-    return tl.where(over, p * 0.5, p), tl.where(tl.abs(a) < float("inf"), i + j + over.to(tl.int32), i)
+    over = tl.abs(p) >= 2.0
+    more = tl.where(tl.abs(a) < float("inf"), j + over.to(tl.int32), 0)
+    return tl.where(over, p * 0.5, p), i + more
 
 
 @triton.jit
@@ -48,8 +49,8 @@ def {function}_whole(m, e):
     y = m * ((k + 127) << 23).to(tl.float32, bitcast=True)
     return y * ((e - k + 127) << 23).to(tl.float32, bitcast=True)
 """
-"""Digits are of size 1 to 2, or 0, infinite or no number as they are; a power of two is made of its bits. What is
-infinite keeps the power of the numbers before it: where their product is 0 in fp32, PyTorch's is 0 times infinity."""
+"""Digits are of size 1 to 2, or 0, infinite or no number as they are; a power of two is made of its bits. An
+infinite product keeps the power of the numbers before: if fp32 takes these for 0, it is no number, as in PyTorch."""
 
 
 @dataclass(frozen=True)
