@@ -17,6 +17,7 @@ from typing import Any, SupportsInt
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.utils import seeding
 
 from qimeng.envs import register_environment
 from qimeng.envs.gym.observation import TEXTS, action_texts, feature_bounds, features, render_text
@@ -25,7 +26,7 @@ from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS
-from qimeng.interfaces import Evaluation, Observation, Step
+from qimeng.interfaces import Evaluation, Observation, Step, Ticket
 from qimeng.store import Store
 
 TEXT_LENGTH = 8192
@@ -136,6 +137,7 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
             raise ValueError("the environment needs at least one task")
         self.reward = reward or MilestoneReward()
         self.store, self.render_mode, self.max_steps = store, render_mode, max_steps
+        self.ahead: dict[str, Ticket] = {}  # start programs that `prepare` submitted, by the digest of the request
         self._budget = Budget(seconds=math.inf, evaluations=1 << 30, steps=1 << 30, repairs=repairs)
         self._session = Session(self.tasks[0], self._budget, store)
         self._steps, self._cut = 0, 0
@@ -161,15 +163,34 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
         super().reset(seed=seed)
         number = (options or {}).get("task")
         if number is None:
-            number = int(self.np_random.integers(len(self.tasks)))
+            number = self._drawn(self.np_random)
         if not 0 <= number < len(self.tasks):
             raise ValueError(f"no task {number}; there are {len(self.tasks)}")
-        self._session = Session(self.tasks[number], self._budget, self.store)
+        task = self.tasks[number]
+        self._session = Session(task, self._budget, self.store)
+        asked = task.request(task.start).digest
+        if asked in self.ahead:
+            self._session.ledger.submitted[asked] = self.ahead.pop(asked)
         self._session.begin()
         self._steps = 0
         self.reward.reset()
         self._look()
         return self._observation(), self._info()
+
+    def prepare(self, seed: int | None = None) -> None:
+        """Submit the start program that the next `reset` draws, where the judge works on several requests at a time.
+
+        Args:
+            seed: of that reset.
+        """
+        generator = copy.deepcopy(self.np_random) if seed is None else seeding.np_random(seed)[0]
+        task = self.tasks[self._drawn(generator)]
+        asked = task.request(task.start)
+        if task.evaluator.at_once < 2 or asked.digest in self.ahead:
+            return
+        ticket = task.submit(asked)
+        if ticket is not None:
+            self.ahead[asked.digest] = ticket
 
     def step(self, action: SupportsInt) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Carry out the action with this index; one that names none changes nothing.
@@ -238,7 +259,7 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
     def fork(self) -> KernelOptimizationEnv:
         """An equal copy that goes its own way; tasks, evaluators and the store are shared."""
         twin = copy.copy(self)
-        twin._session = self._session.clone()
+        twin._session, twin.ahead = self._session.clone(), {}  # a ticket is answered once
         twin.reward = copy.deepcopy(self.reward)
         twin._np_random = copy.deepcopy(self._np_random)
         twin.action_space = copy.deepcopy(self.action_space)
@@ -246,6 +267,10 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
         return twin
 
     # ---- parts
+    def _drawn(self, generator: np.random.Generator) -> int:
+        """Number of a task."""
+        return int(generator.integers(len(self.tasks)))
+
     def _look(self) -> None:
         self._seen = self._session.observe(self.max_steps - self._steps)
         self._cut = self._session.cut

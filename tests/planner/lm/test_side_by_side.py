@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gymnasium.wrappers import FilterObservation
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from qimeng.device import DEVICES
 from qimeng.envs.gym.environment import KernelOptimizationEnv
@@ -64,7 +65,26 @@ def steps(graph: OpGraph, evaluator: Evaluator) -> list[tuple[list[float], list[
 
 def test_steps_are_judged_beside_each_other_and_find_the_same(graph: OpGraph) -> None:
     assert steps(graph, Away()) == steps(graph, FakeEvaluator())
-    assert Away.most > 1 and not Away.flying, "what was submitted ahead was gathered"
+    assert Away.most > 1 and len(Away.flying) == 1, "all but the start program of the next episode was gathered"
+
+
+def test_start_programs_of_next_episodes_are_judged_ahead(graph: OpGraph) -> None:
+    task = fake_task(graph, Away(), FakeCoder())
+    tasks = [replace(task, name=name, conditions=replace(task.conditions, spec=name)) for name in "abcdef"]
+    side = SideBySide([lambda: FilterObservation(KernelOptimizationEnv(tasks, max_steps=2), ["features"])] * 3)
+    plain = DummyVecEnv([lambda: FilterObservation(KernelOptimizationEnv(tasks, max_steps=2), ["features"])] * 3)
+    names = []
+    for vector in (side, plain):
+        Away.most = 0
+        vector.seed(3)
+        vector.reset()
+        names.append([])
+        for _ in range(6):
+            names[-1] += [env.unwrapped.session.task.name for env in vector.envs]
+            vector.step(np.ones(3, dtype=np.int64))
+        if vector is side:
+            assert Away.most >= 3, "one for each environment"
+    assert names[0] == names[1], "the same tasks in the same order"
 
 
 def test_what_a_closed_judge_was_asked_is_asked_again(graph: OpGraph) -> None:
