@@ -22,6 +22,8 @@ _VARIABLES = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "TRITON_PTXAS_PATH", 
 SHARED_MEMORY = "/dev/shm"
 _NODES = ("null", "zero", "full", "random", "urandom")
 _GPUS = ("/dev/nvidia*", "/dev/dxg", "/dev/kfd", "/dev/dri")
+_GPU_NODES = (*(f"{n}" for n in range(32)), "ctl", "-uvm", "-uvm-tools", "-modeset", "-caps", "-caps-imex-channels")
+"""What may follow ``/dev/nvidia``, for a process in a sandbox: it may open these files, but not list their folder."""
 
 
 def readable() -> list[str]:
@@ -57,7 +59,8 @@ def has_gpu() -> bool:
 
 
 def _gpus() -> list[str]:
-    return [path for pattern in _GPUS for path in sorted(glob(pattern))]
+    listed = [path for pattern in _GPUS for path in sorted(glob(pattern))]
+    return listed or [path for path in (f"/dev/nvidia{name}" for name in _GPU_NODES) if os.path.exists(path)]
 
 
 def _is_of_packages(path: str) -> bool:

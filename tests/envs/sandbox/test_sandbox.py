@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -481,6 +482,19 @@ found = os.read(read, 999).decode()
     kind, found = attempt(server, "host", text)
     assert (kind, found) == ("done", "('refused, refused', True)")
     assert attempt(server, "host", "open('/etc/shadow')")[0] == "PermissionError"
+
+
+def test_devices_are_found_where_their_folder_cannot_be_listed(server, needs):
+    needs("landlock")
+    text = """
+        from glob import glob
+        from qimeng.envs.sandbox import places
+        assert not glob("/dev/nul*")
+        places._GPUS, places._GPU_NODES = ("/dev/nul*",), ("", "/../null", "ctl")
+        places.os.path.exists = lambda path: os.path.lexists(path.replace("/dev/nvidia/../", "/dev/"))
+        found = places.devices()[5:-1]
+    """
+    assert attempt(server, "host", textwrap.dedent(text)) == ["done", "['/dev/nvidia/../null']"]
 
 
 def test_a_folder_of_packages_is_readable_whatever_its_name(tmp_path, monkeypatch):
