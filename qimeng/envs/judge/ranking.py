@@ -68,7 +68,7 @@ def refusal(final: Evaluation, parent: Evaluation | None) -> str | None:
         return f"gate {final.gate.value}: {final.error}"
     if final.timing is None or parent is None or parent.timing is None:
         return None
-    if beats(parent, final):
+    if beats(parent, final) and final.timing.device_ms > parent.timing.device_ms:  # else eager alone has changed
         return (
             f"{final.timing}{_beside(final)} when timed again is slower than "
             f"{parent.timing}{_beside(parent)} by more than twice the uncertainty ({margin(final):.1%})"

@@ -67,6 +67,8 @@ def test_the_final_verification_may_refuse() -> None:
     assert "0.889 x PyTorch eager" in (refusal(judged(9.0, eager=8.0), judged(11.0, eager=8.0)) or "")
     assert "gate program: 3 of 4 wrong" in (refusal(Evaluation(Gate.PROGRAM, "3 of 4 wrong"), None) or "")
     assert refusal(judged(20.0), None) is None  # the start program is what is left
+    assert refusal(judged(0.39, eager=2.7), judged(0.51, eager=4.4)) is None  # eager alone is faster than it was
+    assert refusal(judged(13.0, eager=13.0), judged(10.0)) is None  # the whole GPU is slower than it was
 
 
 def test_views_take_no_time() -> None:
