@@ -35,12 +35,15 @@ def readable() -> list[str]:
     return [*_PROGRAMS, *(f"/etc/{name}" for name in _ETC), this_package, *dict.fromkeys(given)]
 
 
-def devices() -> list[str]:
+def devices(processes: bool = False) -> list[str]:
     """Device files that a process needs: harmless ones, GPUs, and what the kernel shows of the process itself.
 
     Drivers name their threads by writing to the last.
+
+    Args:
+        processes: whether nothing else may be written below `/proc` (`processes`): then what it starts may as well.
     """
-    return [*(f"/dev/{name}" for name in _NODES), *_gpus(), "/proc/self"]
+    return [*(f"/dev/{name}" for name in _NODES), *_gpus(), "/proc" if processes else "/proc/self"]
 
 
 def shared_memory(own: bool) -> list[str]:

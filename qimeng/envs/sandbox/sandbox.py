@@ -15,7 +15,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 
-from qimeng.envs.sandbox import landlock, limits, network, places, privileges, seccomp, shared_memory, surroundings
+from qimeng.envs.sandbox import (
+    landlock,
+    limits,
+    network,
+    places,
+    privileges,
+    processes,
+    seccomp,
+    shared_memory,
+    surroundings,
+)
 from qimeng.envs.sandbox.layer import Unavailable
 
 LAYERS = (
@@ -24,7 +34,8 @@ LAYERS = (
 """Every layer, in the order in which they are entered: what a later one forbids, an earlier one may need."""
 
 LEVELS: dict[str, tuple[str, ...]] = {
-    "full": LAYERS, "tool": LAYERS, "host": LAYERS, "basic": ("no_new_privs",), "off": (),
+    "full": LAYERS, "tool": LAYERS, "host": (*LAYERS[:4], "processes", *LAYERS[4:]), "basic": ("no_new_privs",),
+    "off": (),
 }  # fmt: skip
 """What can be asked for, and its layers; ``"tool"`` allows sockets within a network of its own, which is up; ``"host"``
 allows what a judge needs that starts sandboxed processes of its own."""
@@ -103,10 +114,10 @@ class Sandbox:
             RuntimeError: it has several threads; the layers would hold for one of them only.
         """
         tool = self.level == "tool"
-        threads = len(os.listdir("/proc/self/task")) if LEVELS[self.level] == LAYERS else 1
+        layers = LEVELS[self.level]
+        threads = len(os.listdir("/proc/self/task")) if set(LAYERS) <= set(layers) else 1
         if threads > 1:
             raise RuntimeError(f"a sandbox is entered by a process of one thread; this one has {threads}")
-        layers = LEVELS[self.level]
         may_read = [*places.readable(), *readable] if "landlock" in layers else []
         may_write = [folder, *writable]
         sockets = "local" if places.has_gpu() else "pairs"  # asked before landlock hides the device files
@@ -115,13 +126,14 @@ class Sandbox:
             "files": lambda: surroundings.close_files(files),
             "network": lambda: network.enter(up=tool),
             "shared_memory": shared_memory.enter,
+            "processes": processes.enter,
             "limits": limits.enter,
             "capabilities": privileges.drop_capabilities,
             "no_new_privs": privileges.no_new_privileges,
             "landlock": lambda: landlock.enter(
                 may_read,
                 [*may_write, *places.shared_memory(own="shared_memory" in entered)],
-                places.devices(),
+                places.devices(processes="processes" in entered),
                 network="network" not in entered or not tool,
             ),
             "seccomp": lambda: seccomp.enter(

@@ -484,6 +484,28 @@ found = os.read(read, 999).decode()
     assert attempt(server, "host", "open('/etc/shadow')")[0] == "PermissionError"
 
 
+def test_what_a_host_starts_may_name_its_threads_and_write_nothing_of_the_kernels(server, needs, victim):
+    needs("landlock", "shared_memory")
+    text = """
+        pid = os.fork()
+        if pid == 0:
+            with open(f'/proc/self/task/{os.getpid()}/comm', 'w') as file:
+                file.write('named')
+            os._exit(open('/proc/self/comm').read() != 'named\\n')
+        assert os.waitpid(pid, 0)[1] == 0
+        found = []
+        for path in ('sys/kernel/hostname', 'sys/kernel/core_pattern', f'{victim}/oom_score_adj'):
+            try:
+                os.close(os.open('/proc/' + path, os.O_WRONLY))
+                found.append(path)
+            except OSError as error:
+                found.append(type(error).__name__)
+    """
+    kind, found = attempt(server, "host", textwrap.dedent(text), victim=victim)
+    others = "PermissionError" if os.geteuid() == 0 else f"{victim}/oom_score_adj"  # hidden by root alone
+    assert (kind, found) == ("done", str(["OSError", "OSError", others]))
+
+
 def test_devices_are_found_where_their_folder_cannot_be_listed(server, needs):
     needs("landlock")
     text = """
