@@ -80,7 +80,7 @@ class Fleet:
     def __init__(
         self, address: str = "local", generation: str = "", priority: int = NORMAL, patience: float = PATIENCE_S
     ):
-        self._ray = self._connect(address)
+        self._ray, self._address = self._connect(address), address
         self.run = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.priority, self._patience = priority, patience
         self._known: dict[Gpu, Gpu] = {}
@@ -107,6 +107,12 @@ class Fleet:
             self.look()
         of_ours = [gpu for gpu in self._listed[1] if gpu.generation == self.generation]
         return tuple(gpu for gpu in of_ours if self._resting.get(gpu, 0.0) <= now)
+
+    def another(self) -> Fleet:
+        """One for another run on the same GPUs, which knows already which keepers have answered."""
+        made = Fleet(self._address, self.generation, self.priority, self._patience)
+        made._there = {gpu: True for gpu in made._listed[1] if self._there.get(gpu, False)}
+        return made
 
     def ready(self, gpu: Gpu) -> bool:
         """Whether its keeper has answered, since it was last lost if it was; does not wait for that.

@@ -10,12 +10,14 @@ from functools import partial
 from qimeng.cluster.fleet import Fleet
 from qimeng.cluster.pool import ClusterPool
 from qimeng.cluster.tasks import ClusterTasks
-from qimeng.cluster.turns import NORMAL
 from qimeng.device import Device, current_card
 from qimeng.envs.steps.setup import evaluator_kind, judge_of, make_device, versions_here
 from qimeng.interfaces import Evaluator
 from qimeng.planner.lm.live import Elsewhere
 from qimeng.spec import KernelSpec
+
+BESIDE = 4
+"""Judges that are at work on a GPU at a time: one measures while others start, compile, or check."""
 
 
 def judges_of(address: str, generation: str = "", device: str = "", coder: str = "template") -> Elsewhere:
@@ -39,8 +41,7 @@ def judges_of(address: str, generation: str = "", device: str = "", coder: str =
 
     def make(spec: KernelSpec) -> Evaluator:
         work = partial(judge_of, spec.to_bytes(), device or None, coder)
-        one = Fleet(address, fleet.generation, NORMAL)
-        return ClusterPool(work, evaluator_kind(row), one, lanes=1, moves=True)
+        return ClusterPool(work, evaluator_kind(row), fleet.another(), lanes=1, moves=True, beside=BESIDE)
 
     return Elsewhere(row, versions, make)
 
@@ -54,4 +55,4 @@ def _what_judges(device: str) -> tuple[Device, tuple[tuple[str, str], ...]]:
     return row, (*versions, *((("card", card.name),) if card is not None else ()))
 
 
-__all__ = ["judges_of"]
+__all__ = ["BESIDE", "judges_of"]

@@ -52,6 +52,8 @@ class ClusterPool(QueueingEvaluator):
         moves: whether a pinned pool goes on at another GPU where its own leaves, instead of raising `GpuLeft`: for
             whoever compares only what an answer holds, a program's time beside its own baseline's.
         lanes: requests at a time on each GPU.
+        beside: turns that may run on a GPU at a time while one of the pool's does, those of other runs counted; `lanes`
+            by default.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class ClusterPool(QueueingEvaluator):
         pinned: bool = True,
         lanes: int = LANES,
         moves: bool = False,
+        beside: int = 0,
     ):
         if lanes < 1:
             raise RequestError("a pool needs at least one lane on a GPU")
@@ -71,7 +74,7 @@ class ClusterPool(QueueingEvaluator):
         self._used: dict[Gpu, int] = {}
         self._begun_calls = 0
         self._home: Gpu | None = None
-        self._moves, self._measured = moves, 0
+        self._moves, self._measured, self._beside = moves, 0, beside or lanes
         if not pinned:
             self.at_once = lanes * len(fleet.gpus)
 
@@ -146,7 +149,7 @@ class ClusterPool(QueueingEvaluator):
         self._used[place] = self._begun_calls
         taken = {call.lane for call in self._calls if call.gpu == place}
         lane = next(lane for lane in range(self._lanes) if lane not in taken)
-        self._calls[self._fleet.begin(place, lane, self._work, job.request.to_json(), self._lanes)] = job
+        self._calls[self._fleet.begin(place, lane, self._work, job.request.to_json(), self._beside)] = job
 
     def _wait(self, until: float | None) -> None:
         if not self._calls:

@@ -27,6 +27,25 @@ def test_a_judge_whose_gpu_leaves_goes_on_at_another_where_answers_stand_alone()
     machines.loop.close()
 
 
+def test_judges_of_several_computations_work_beside_each_other_where_they_say_so() -> None:
+    took = {}
+    for beside in (1, 3):
+        machines = Machines()
+        machines.add(1)
+        pools = [ClusterPool(make, Measuring, machines.fleet(), lanes=1, beside=beside) for _ in range(3)]
+        for pool in pools:
+            assert pool.evaluate(request("start").program).ok
+        began = machines.loop.time()
+        tickets = [pool.submit(request("a")) for pool in pools]
+        for pool, ticket in zip(pools, tickets, strict=True):
+            assert [found.ok for _, found in pool.gather([ticket])] == [True]
+        took[beside] = machines.loop.time() - began
+        for pool in pools:
+            pool.close()
+        machines.loop.close()
+    assert took[3] < 0.7 * took[1]
+
+
 def test_stored_answers_need_no_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["train", "--cluster", "auto", "--out", str(tmp_path / "out")])

@@ -1,5 +1,6 @@
 """Texts to train a tokenizer on: what the environment prints along random episodes.
 
+Nothing is judged for it: a tokenizer learns how texts look, not which program is fast, so times are those of a formula.
 Deals in observations. Knows nothing about tokenizers or models.
 """
 
@@ -7,12 +8,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import STOP, Budget
 from qimeng.envs.steps.task import Task
 from qimeng.interfaces import Observation
 from qimeng.planner.lm.reading import state_and_actions
+from qimeng.testing import FakeEvaluator
 
 
 def random_walk(task: Task, steps: int, seed: int = 0) -> Iterator[Observation]:
@@ -30,7 +33,8 @@ def random_walk(task: Task, steps: int, seed: int = 0) -> Iterator[Observation]:
 
 def corpus(tasks: Sequence[Task], episodes: int = 4, steps: int = 16, seed: int = 0) -> Iterator[str]:
     """Texts of the states and actions of `episodes` random walks through each task."""
-    for number, task in enumerate(tasks):
+    for number, judged in enumerate(tasks):
+        task = replace(judged, evaluator=FakeEvaluator(judged.context.device))
         for episode in range(episodes):
             for seen in random_walk(task, steps, seed + number * episodes + episode):
                 state, actions = state_and_actions(seen)
