@@ -29,6 +29,7 @@ from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
+from tests.contracted import contract
 from tests.interpreted import rows_of
 from tests.suite.problem import BF16, FP16, Table, normal
 from tests.suite.run import Wrong, check, evaluate, spec_of
@@ -163,6 +164,44 @@ def values_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return v @ (k @ q.mT).softmax(-2)
 
 
+def large(*shapes: tuple[int, ...], power: int = 20, dtype: torch.dtype = torch.float32) -> Callable[[], Any]:
+    """Numbers whose scores are so large that their last place is thousands; one feature is larger than the others."""
+    powers = lambda n: 2.0 ** (power - 3 * torch.arange(n).remainder(5))  # noqa: E731
+    return lambda: tuple((torch.randn(s) * powers(s[-1])).to(dtype) for s in shapes)
+
+
+@case("minGPT, large scores", large((2, 70, 3 * 48)))
+class LargeMinGPT(MinGPT):
+    """With a factor that is no power of two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape[0], x.shape[1], 48
+        q, k, v = (part.view(b, t, 2, 24).transpose(1, 2) for part in x.split(c, dim=2))
+        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        att = att.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf"))
+        return (functional.softmax(att, dim=-1) @ v).transpose(1, 2).contiguous().view(b, t, c)
+
+
+@case("causal, large scores", large(*[(2, 3, 75, 24)] * 3))
+def causal_large(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q, k, v, is_causal=True)
+
+
+@case("causal in bf16, large scores", large(*[(2, 3, 75, 24)] * 3, dtype=BF16))
+def causal_large_in_bf16(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q, k, v, is_causal=True)
+
+
+@case("temperatures, large scores", large((2, 40, 32), (2, 56, 32), (2, 56, 24), (2, 40, 1)))
+def temperatures(q: Tensor, k: Tensor, v: Tensor, t: Tensor) -> Tensor:
+    return ((q @ k.mT) * t.abs()).softmax(-1) @ v
+
+
+@case("a sum of products, large scores", large((2, 40, 32), (2, 56, 32), (2, 56, 24), (40, 1), (1, 56)))
+def sum_of_products(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return ((q @ k.mT) * 0.3 + a * b).softmax(-1) @ v
+
+
 DEVICE = device_named("h200")
 CASES = {p.name: p for p in case.problems}
 
@@ -183,6 +222,7 @@ def main(names: list[str]) -> None:
     from qimeng.envs.estimate.interpreter import mend
 
     mend()
+    contract()
     torch.set_num_threads(1)
     for problem in (CASES[n] for n in names or CASES):
         spec = spec_of(problem)
@@ -195,6 +235,7 @@ def main(names: list[str]) -> None:
                 small = patch.alternatives[0].schedule.but(block_m=32, block_n=16)  # type: ignore[union-attr]
                 several = small.but(splits=3, descriptors=True)  # type: ignore[call-arg]
                 forms = [small, several]
+                forms += [small.but(fast=not small.fast)]  # type: ignore[union-attr]
                 if has_halves(region):
                     forms.append(small.but(descriptors=True, specialize=True))  # type: ignore[call-arg]
                 for made in (patch.alternatives[0], *(coder.print(region, x) for x in forms)):
@@ -213,7 +254,7 @@ def rows(once: Callable[..., Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_region_gives_what_pytorch_gives(rows: dict[str, dict[str, Any]], name: str) -> None:
-    by_list = name in ("minGPT", "relu for softmax")  # their masks are buffers
+    by_list = name in ("minGPT", "minGPT, large scores", "relu for softmax")  # their masks are buffers
     assert rows[name]["families"] == ["masked" if by_list else "attention"]
     assert not rows[name]["wrong"]
 

@@ -4,6 +4,11 @@ After each step the running maximum `m`, sum `l` and product `acc` are as if the
 Gimelshein 2018; Dao et al. 2022). Blocks of keys that no query of the tile sees are left out, and masks by position are
 only evaluated in blocks that lie across their edge.
 
+Compilers make one multiply-add of a product and a difference. That product is not rounded, while the maximum was taken
+of rounded ones: the largest exponent is not 0 but up to half a unit in the last place of the score, which is 2^15 at
+scores of 10^12. So exponents are products of differences, or multiply-adds of rounded scores. Where `fast` computes
+powers of two in one multiply-add, rows of so large scores take a factor whose products are exact.
+
 PyTorch multiplies the values at masked keys by 0, which makes NaN of an infinity. So blocks are left out only where the
 values of that batch element are finite: a small kernel before this one looks (`guard`), and another which blocks a
 loaded mask hides.
@@ -15,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from qimeng.coder.template.families.attention.bounds import choices_of
 from qimeng.coder.template.families.attention.guard import flags_of, seen_batch
@@ -27,6 +33,16 @@ from qimeng.coder.template.triton.emitter import Emitter
 
 LOG2E = 1.4426950408889634
 """exp(x) is 2 to the power of this times x."""
+
+CLOSE = 2.0**24
+"""Exponents of 2 up to which a multiply-add is off by 1/2 at most. Beyond, the last place of a score changes its weight
+by a factor of 2^(1/2) or more."""
+
+LARGEST = 3e38
+"""Of the numbers that Triton takes for fp32."""
+
+ROUNDED = ("dot", "load", "const", "index", "cast", "round", "where", "relu", "add", "sub")
+"""Operators whose results are no products: a compiler merges no multiplication of theirs with what follows."""
 
 
 class Kernel:
@@ -44,8 +60,8 @@ class Kernel:
         self.bounds = self.plan.bounds
         self.query_index = Expr("index", (), (), "int32", reduced=self.bounds.query)
         self.seen_index = Expr("index", (), (), "int32", reduced=seen_batch(self.plan))
-        self.power = tiles.schedule.fast and self.weights.pair is not None and _is_moderate(self._tile_exprs())
-        self.scaled, self.factor = _scaled(self.weights.scores) if self.power and not self.weights.sums else (None, 1.0)
+        self.scaled, self.factor = _scaled(self.weights.scores) if not self.weights.sums else (None, 1.0)
+        self.power = tiles.schedule.fast and _is_moderate(self._tile_exprs())
 
     def lines(self) -> list[str]:
         """The whole kernel."""
@@ -241,7 +257,17 @@ class Kernel:
         exponentials = ["p = tl.exp(x - top)", "scale = tl.exp(m - top)"]
         if self.power:
             by = LOG2E * self.factor
-            exponentials = [f"p = tl.exp2(x * {by} - top * {by})", f"scale = tl.exp2((m - top) * {by})"]
+            exact = 2.0 ** math.floor(math.log2(by))  # its products are
+            exponentials = [
+                f"by = tl.where(tl.abs(top) < {min(CLOSE / by, LARGEST)}, {by}, {exact})",
+                "p = tl.exp2(x * by - top * by)",
+                "scale = tl.exp2((m - top) * by)",
+            ]
+        elif self.scaled is not None:
+            exponentials = [f"p = tl.exp((x - top) * {self.factor})", f"scale = tl.exp((m - top) * {self.factor})"]
+        elif _is_product(self.weights.scores):
+            one = "one = tl.where(top == top, 1.0, top)  # the multiply-add is with it, not within x"
+            exponentials = [one, "p = tl.exp(x * one - top)", "scale = tl.exp(m - top)"]
         return [
             *top,
             *exponentials,
@@ -285,15 +311,34 @@ def _scaled(scores: Expr | None) -> tuple[Expr | None, float]:
 
     The largest score and the exponents can then be taken of what is multiplied: one multiplication less an element.
     """
-    e = scores
-    while e is not None:
-        choices = list(choices_of(e, softmax=True))
-        e = choices[-1][2] if choices else e
-        if e.op == "mul" and isinstance(e.args[0], Expr) and (factor := number(e.args[1])) and 0 < factor < math.inf:
-            return e, factor
-        if not choices:
-            return None, 1.0
-    return None, 1.0
+    if scores is None:
+        return None, 1.0
+    e, conditions = _unmasked(scores)
+    factor = number(e.args[1]) if e.op == "mul" and isinstance(e.args[0], Expr) else None
+    if factor is None or not 0 < factor < math.inf or e in reach(conditions):
+        return None, 1.0
+    return e, factor
+
+
+def _is_product(scores: Expr | None) -> bool:
+    """Whether a compiler may make one multiply-add of the scores, up to what masks hide, and what is subtracted."""
+
+    def is_rounded(x: Any) -> bool:
+        return not isinstance(x, Expr) or _unmasked(x)[0].op in ROUNDED
+
+    if scores is None:
+        return False
+    e = _unmasked(scores)[0]
+    return e.op not in ROUNDED or (e.op in ("add", "sub") and not any(is_rounded(a) for a in e.args))
+
+
+def _unmasked(scores: Expr) -> tuple[Expr, list[Expr]]:
+    """What `scores` are where no mask hides them, and the conditions of the masks."""
+    choices = list(choices_of(scores, softmax=True))
+    e = choices[-1][2] if choices else scores
+    while e.op == "identity":
+        e = e.args[0]
+    return e, [condition for _, condition, _, _ in choices]
 
 
 def _is_moderate(exprs: Sequence[Expr]) -> bool:
