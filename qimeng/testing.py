@@ -9,19 +9,19 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 from qimeng.actions import MAX_ALTERNATIVES, Context, ScheduleKind, each_lowered, kind_named, rewritten
 from qimeng.device import DEVICES, Device
+from qimeng.envs.steps.formula import FormulaEvaluator
 from qimeng.envs.steps.task import Task
-from qimeng.envs.steps.time_shares import operator_bound_ms
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.family import Unsupported, covering
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.ops import VIEWS, category, flops
+from qimeng.graph.ops import category
 from qimeng.graph.region import Region
 from qimeng.interfaces import (
-    Accuracy,
     Action,
     Asked,
     Coder,
@@ -33,24 +33,14 @@ from qimeng.interfaces import (
     Patch,
     Planner,
     Request,
-    Resources,
-    SerialEvaluator,
-    Timing,
 )
 from qimeng.program.program import Implementation, Program
 from qimeng.program.schedule import Schedule
 from qimeng.store import Conditions
 
-LAUNCH_MS = 0.003
-"""What the fake charges for one kernel launch."""
 
-
-class FakeEvaluator(SerialEvaluator):
-    """Judges by a formula that depends on the program's content alone.
-
-    A PyTorch operator takes its roofline bound, a generated region its own bound divided by an efficiency between 0.5
-    and 0.95 that the hash of its source decides, and each kernel `LAUNCH_MS` more. Eager takes what the start program
-    takes.
+class FakeEvaluator(FormulaEvaluator):
+    """Judges by a formula that depends on the program's content alone (`FormulaEvaluator`).
 
     Args:
         device: whose bandwidth and rates count.
@@ -71,8 +61,8 @@ class FakeEvaluator(SerialEvaluator):
         spread: float = 0.002,
         estimated: bool = False,
     ):
-        self.device, self.wrong, self.delay, self.spread = device, wrong, delay, spread
-        self.estimated: bool = estimated
+        super().__init__(device, spread, estimated)
+        self.wrong, self.delay = wrong, delay
         self.calls: list[str] = []
 
     def answer(self, request: EvaluationRequest) -> Evaluation:
@@ -100,28 +90,8 @@ class FakeEvaluator(SerialEvaluator):
         if reason is not None:
             failed = Evaluation(Gate.REGION, reason, "wrong", chosen=chosen, configurations=count)
             return failed, program.digest
-        start = Program.start(program.start_graph)
-        eager_ms = sum(_region_ms(start, r, self.device) for r in start.regions) or LAUNCH_MS
-        times = {r.id: _region_ms(program, r, self.device) for r in program.called}
-        total = sum(times.values()) or LAUNCH_MS
-        generated = sum(times[r.id] for r in program.called if program.implementation(r).generated)
-        evaluation = Evaluation(
-            Gate.PASSED,
-            timing=Timing(total, self.spread, total + 0.01, 100, self.estimated),
-            eager=Timing(eager_ms, self.spread, eager_ms + 0.01, 100, self.estimated),
-            chosen=chosen,
-            accuracy=Accuracy(1e-7, 1e-8, 1e-5, 1e-6, True, trials=1),
-            resources=Resources(32, 0, 0, len(program.regions)),
-            region_ms=times,
-            generated_share=generated / total,
-            library_share=sum(times[r.id] for r in program.called if program.implementation(r).language == "library")
-            / total,
-            peak_bytes=0,
-            eager_peak_bytes=0,
-            configurations=count,
-            seconds={"compile": 0.0, "check": 0.0, "time": self.delay},
-        )
-        return evaluation, program.digest
+        found = self.judged(program, chosen, count)
+        return replace(found, seconds={**found.seconds, "time": self.delay}), program.digest
 
 
 class FakeCoder(Coder):
@@ -285,23 +255,10 @@ def _attempt_of(patch: Patch) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def _region_ms(program: Program, region: Region, device: Device) -> float:
-    implementation = program.implementation(region)
-    if implementation.generated:
-        text = hashlib.blake2b(implementation.source.encode(), digest_size=8).hexdigest()
-        share = int(text[:8], 16) / 0xFFFFFFFF
-        moved = region.bytes_moved() / (device.bandwidth_gbs * 1e6)
-        work = sum(flops(region.graph, n) for n in region.ops) / (device.fp32_tflops * 1e9)
-        return max(moved, work) / (0.5 + 0.45 * share) + LAUNCH_MS
-    heavy = (n for n in region.ops if n.packet not in VIEWS)
-    return sum(operator_bound_ms(region.graph, n, device) + LAUNCH_MS for n in heavy)
-
-
 __all__ = [
     "FakeClock",
     "FakeCoder",
     "FakeEvaluator",
-    "LAUNCH_MS",
     "ScriptedCoder",
     "ScriptedPlanner",
     "fake_kernel",

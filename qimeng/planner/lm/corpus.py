@@ -10,12 +10,12 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from qimeng.envs.steps.formula import FormulaEvaluator
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import STOP, Budget
 from qimeng.envs.steps.task import Task
 from qimeng.interfaces import Observation
 from qimeng.planner.lm.reading import state_and_actions
-from qimeng.testing import FakeEvaluator
 
 
 def random_walk(task: Task, steps: int, seed: int = 0) -> Iterator[Observation]:
@@ -34,7 +34,7 @@ def random_walk(task: Task, steps: int, seed: int = 0) -> Iterator[Observation]:
 def corpus(tasks: Sequence[Task], episodes: int = 4, steps: int = 16, seed: int = 0) -> Iterator[str]:
     """Texts of the states and actions of `episodes` random walks through each task."""
     for number, judged in enumerate(tasks):
-        task = replace(judged, evaluator=FakeEvaluator(judged.context.device))
+        task = replace(judged, evaluator=FormulaEvaluator(judged.context.device))
         for episode in range(episodes):
             for seen in random_walk(task, steps, seed + number * episodes + episode):
                 state, actions = state_and_actions(seen)
