@@ -19,6 +19,8 @@ import torch
 from qimeng.backend import backend_named, cuda_runtime
 
 GXX = shutil.which("g++")
+CONTRACTED = ("-O2", "-fno-strict-aliasing", "-mfma", "-ffp-contract=fast")
+"""Options of a machine that has multiply-adds."""
 
 SHIM = r"""
 #include <cmath>
@@ -54,6 +56,8 @@ static float __int_as_float(unsigned x) { return same_bits<float>(x); }
 static int __float_as_int(float x) { return same_bits<int>(x); }
 static double __longlong_as_double(long long x) { return same_bits<double>(x); }
 static long long __double_as_longlong(double x) { return same_bits<long long>(x); }
+static float __fsub_rn(float a, float b) { volatile float x = a; return x - b; }
+static double __dsub_rn(double a, double b) { volatile double x = a; return x - b; }
 static float rsqrtf(float x) { return 1 / sqrtf(x); }
 static double rsqrt(double x) { return 1 / sqrt(x); }
 
@@ -116,8 +120,8 @@ static void launch(const unsigned* shape, Kernel kernel, void** arguments) {
 class Compiled:
     """Kernels of CUDA texts as functions of the CPU, kept in `folder`."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.known = folder, {}
+    def __init__(self, folder: Path, options: tuple[str, ...] = ()):
+        self.folder, self.known, self.options = folder, {}, options
         folder.mkdir(exist_ok=True)
         self.launches: list[str] = []
 
@@ -145,9 +149,9 @@ class Compiled:
             source, library = self.folder / f"{key}.cpp", self.folder / f"{key}.so"
             if not (self.folder / "shim.h").exists():
                 (self.folder / "shim.h").write_text(SHIM)
-                _compiled("-x", "c++-header", "-o", self.folder / "shim.h.gch", self.folder / "shim.h")
+                _compiled(*self.options, "-x", "c++-header", "-o", self.folder / "shim.h.gch", self.folder / "shim.h")
             source.write_text(text)
-            _compiled("-shared", "-o", library, source)
+            _compiled(*self.options, "-shared", "-o", library, source)
             self.known[kernel.source] = ctypes.CDLL(str(library))
         return self.known[kernel.source][f"cpu_{kernel.name}"]
 
@@ -167,9 +171,14 @@ def _compiled(*arguments):
 
 
 @contextmanager
-def cuda_on_cpu(folder: Path):
-    """Launches of `cuda_kernel` run on the CPU meanwhile; gives the names of those that were made."""
-    compiled, before = Compiled(folder), cuda_runtime.CudaKernel.launch
+def cuda_on_cpu(folder: Path, *options: str):
+    """Launches of `cuda_kernel` run on the CPU meanwhile; gives the names of those that were made.
+
+    Args:
+        folder: where to keep what is compiled, always with the same options.
+        options: more of g++'s, such as what makes multiply-adds as nvcc does (`CONTRACTED`).
+    """
+    compiled, before = Compiled(folder, options), cuda_runtime.CudaKernel.launch
     cuda_runtime.CudaKernel.launch = compiled.run_as_method()
     try:
         yield compiled.launches

@@ -25,7 +25,7 @@ from qimeng.family import Unsupported
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
 from qimeng.program.program import Implementation, Program
-from tests.coder.cuda_on_cpu import GXX, Compiled, call, cuda_on_cpu
+from tests.coder.cuda_on_cpu import CONTRACTED, GXX, Compiled, call, cuda_on_cpu
 from tests.coder.test_tile import CASES, LIMIT
 
 needs_gxx = pytest.mark.skipif(GXX is None, reason="needs g++, which runs CUDA text on the CPU")
@@ -92,6 +92,26 @@ def test_it_computes_what_pytorch_does(case: str, folder: Path) -> None:
             error = float((a.double() - b.double()).abs().max() / (b.double().abs().max() + 1e-30))
             assert error < LIMIT, f"{case}, {form}: {error:.2e}"
             assert a.shape == b.shape and a.stride() == b.stride()
+
+
+@needs_gxx
+@pytest.mark.skipif("fma" not in Path("/proc/cpuinfo").read_text(), reason="needs a CPU with multiply-adds")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_softmax_of_large_products_is_pytorchs(form: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """The largest product is rounded before it is subtracted, and both of two equal ones count."""
+    torch.manual_seed(0)
+    x = torch.randn(9, 64, dtype=dtype).mul(1e12 if dtype == torch.float32 else 1e22).repeat(1, 2)
+
+    def function(x: torch.Tensor) -> Any:
+        return functional.softmax(x * 0.3, 1), functional.log_softmax(x * 0.3, 1)
+
+    made = printed(function, [x], "large", **FORMS[form])
+    with cuda_on_cpu(tmp_path, *CONTRACTED) as launches:
+        found = call(made, x)
+    assert launches
+    for a, b in zip(found, function(x), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @needs_gxx

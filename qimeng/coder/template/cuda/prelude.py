@@ -30,6 +30,12 @@ __device__ float smaller(float a, float b) { return a != a ? a : b != b ? b : fm
 """
 """Extremes where NaN wins; of two zeros of fp32 the larger one is +0."""
 
+DIFFERENCES = """
+__device__ float difference(float a, float b) { return __fsub_rn(a, b); }
+__device__ double difference(double a, double b) { return __dsub_rn(a, b); }
+"""
+"""Differences that the compiler makes no multiply-adds of."""
+
 _LIMITS = """
 template <class T> struct Limits;
 template <> struct Limits<float> {
@@ -218,7 +224,9 @@ template <int SHARE, class A> __device__ A merged(const A* parts, int count, int
 """What blocks that share a row have left in a workspace; `finish` of a finished value changes nothing."""
 
 
-def prelude(dtypes: Iterable[str], kinds: Iterable[str], along_row: bool, extremes: bool, shared: bool) -> str:
+def prelude(
+    dtypes: Iterable[str], kinds: Iterable[str], along_row: bool, extremes: bool, shared: bool, differences: bool
+) -> str:
     """The C++ above a file's kernels.
 
     Args:
@@ -227,14 +235,17 @@ def prelude(dtypes: Iterable[str], kinds: Iterable[str], along_row: bool, extrem
         along_row: whether the threads of a row are neighbours (along x), or along y.
         extremes: whether `larger` or `smaller` is called.
         shared: whether blocks share rows.
+        differences: whether elements that maxima are subtracted from are products (`nest.contracted`).
     """
     kinds = sorted(set(kinds))
     text = "".join(HALF_HEADERS[d] for d in sorted(set(dtypes)) if d in HALF_HEADERS) + PACK
     if extremes or {"max", "min"} & set(kinds):
         text += FUNCTIONS
+    text += DIFFERENCES if differences else ""
     if {"sumexp", "welford"} & set(kinds):
         text += _LIMITS
-    text += "".join(STATES[kind] for kind in kinds)
+    states = "".join(STATES[kind] for kind in kinds)
+    text += states.replace("x - bounded(max)", "difference(x, bounded(max))") if differences else states
     if kinds:
         text += ALONG_ROW if along_row else ALONG_COLUMN
         text += MERGED if shared else ""

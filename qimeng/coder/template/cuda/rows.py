@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from math import prod
 
-from qimeng.coder.template.cuda.emitter import Emitter, check_printable, decomposed, positions
+from qimeng.coder.template.cuda.emitter import Emitter, check_printable, decomposed, is_difference, positions
 from qimeng.coder.template.cuda.ops import C_TYPE, compute_dtype, compute_type, is_float, needs_extremes
 from qimeng.coder.template.cuda.prelude import RESULTS, STATE_NAMES, prelude
 from qimeng.coder.template.families.tile.plan import TilePlan
@@ -114,7 +114,8 @@ class _Printer:
         dtypes = [s.dtype for s in self.nest.sources] + [d for *_, d in self.nest.outputs]
         dtypes += [e.dtype for e in self.nest.exprs if e.op == "round"]
         extremes = any(needs_extremes(e.op) for e in self.nest.exprs)
-        text = prelude(dtypes, kinds, self.along_row, extremes, self.splits > 1)
+        differences = any(is_difference(e) for e in self.nest.exprs)
+        text = prelude(dtypes, kinds, self.along_row, extremes, self.splits > 1, differences)
         text += "".join(kernel for version in versions for kernel in version.kernels)
         names = re.findall(r"__global__ void __launch_bounds__\(\d+\) (\w+)\(", text)
         lines = [f'{self.prefix}_TEXT = r"""\n{text.strip()}\n"""\n']

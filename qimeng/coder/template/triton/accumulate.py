@@ -14,7 +14,7 @@ import keyword
 import re
 from dataclasses import dataclass, replace
 
-from qimeng.coder.template.triton.exponentials import LOG2E
+from qimeng.coder.template.triton.exponentials import LOG2E, one_beside
 
 HIGHEST = {"tl.float64": "1.7976931348623157e308"}
 """Largest finite number by dtype; of fp32, in which half types are computed, where there is no entry."""
@@ -41,6 +41,7 @@ class Accumulator:
         single: a program has one row, and results are scalars: Triton would give [1, 1] tensors a layout of their own
             and convert whole tiles to it where they are broadcast.
         lone: each row has one lane, whose running value is the result.
+        product: a compiler may make one multiply-add of an element and what is subtracted (`nest.contracted`).
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Accumulator:
     floating: bool = True
     single: bool = False
     lone: bool = False
+    product: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -127,6 +129,15 @@ class Accumulator:
             return lines
         if masked:
             lines.append(f"{n}_x = tl.where({masked}, {n}_x, {self.neutral})")
+        if self.kind == "sumexp" and self.product:  # the smaller one is no product
+            return [
+                *lines,
+                f"{n}_t = tl.maximum({n}_m, {n}_x)",
+                f"{n}_l = tl.minimum({n}_m, {n}_x, propagate_nan=tl.PropagateNan.ALL)",
+                f"{n}_e = {_exp(f'-tl.abs({n}_l - tl.minimum({n}_t, {self.highest}))')}",
+                f"{n}_s = tl.where({n}_x > {n}_m, {n}_s * {n}_e + 1.0, {n}_s + {n}_e)",
+                f"{n}_m = {n}_t",
+            ]
         if self.kind == "sumexp":
             return [
                 *lines,
@@ -235,10 +246,12 @@ class Accumulator:
         fill = f"tl.where({masked}, {n}_x, {self.neutral})" if masked else f"{n}_x"
         lines = [f"{n}_x = {self._tile(x)}", f"{n}_x = {fill}"]
         if self.kind == "sumexp":
+            x = f"{n}_x * {n}_one" if self.product else f"{n}_x"
             return [
                 *lines,
                 f"{n}_max = tl.maximum(tl.max({n}_x, axis=1)[:, None], {self.lowest})",  # finite where all are -inf
-                f"{n}_sum = tl.sum({_exp(f'{n}_x - tl.minimum({n}_max, {self.highest})')}, axis=1)[:, None]",
+                *([f"{n}_one = {one_beside(f'{n}_max')}"] if self.product else []),
+                f"{n}_sum = tl.sum({_exp(f'{x} - tl.minimum({n}_max, {self.highest})')}, axis=1)[:, None]",
             ]
         if self.kind in ("argmax", "argmin"):
             return [*lines, *self._pick(f"{n}_x", f"tl.broadcast_to({index}, [PB, RB]).to(tl.int64)")]

@@ -14,11 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from qimeng.coder.template.nest.axes import strides_of
+from qimeng.coder.template.nest.contracted import beside_extreme
 from qimeng.coder.template.nest.dtypes import CONVERTED, compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr, constant, guard, positions
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.combined import combined
+from qimeng.coder.template.triton.exponentials import one_beside
 
 MOST_FP8 = 464
 """Magnitude up to which a number rounds to one of fp8 (e4m3): half a step above 448, the largest."""
@@ -158,6 +160,11 @@ class Emitter:
                 f"tl.full([1, 1], {t}, tl.float64)" if number and "tl." not in t else t
                 for t, number in zip(args, numbers, strict=True)
             ]
+        if (found := beside_extreme(e)) is not None:
+            number, top = found
+            one = self.fresh()
+            self.lines.append(f"{one} = {one_beside(self.value(top))}")
+            args[number] = f"{args[number]} * {one}"
         target = self.fresh()
         self.lines += ops.write(e.op, target, args, e.dtype, self.fast, self._partner(e))
         if e.dtype in ("int8", "uint8", "int16"):  # numbers beside them may have made int32 of them

@@ -15,6 +15,15 @@ ROUND = "12582912.0"
 """1.5 * 2^23: added to x, it leaves x rounded to an integer in the low bits."""
 
 
+def one_beside(top: str) -> str:
+    """A factor of what `top`, a maximum or minimum, is subtracted from, so that it is rounded (`nest.contracted`).
+
+    It is 1 wherever that matters: an infinity has the same differences from half a number, and NaN has none. A test for
+    NaN would not do: a compiler sees where a maximum cannot be NaN.
+    """
+    return f'tl.where({top} < float("inf"), 1.0, 0.5)'
+
+
 def exp_lines(t: str, x: str) -> list[str]:
     """e^x in `t`."""
     return [
@@ -59,4 +68,4 @@ def _split(t: str, power: str) -> list[str]:
     ]
 
 
-__all__ = ["LOG2E", "ROUND", "exp2_lines", "exp_lines", "pow_lines"]
+__all__ = ["LOG2E", "ROUND", "exp2_lines", "exp_lines", "one_beside", "pow_lines"]

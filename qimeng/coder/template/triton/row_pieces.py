@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol
 
+from qimeng.coder.template.nest.contracted import is_product
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.ir import is_wide
@@ -193,7 +194,9 @@ class Pieces:
             dtype = compute_dtype(e.args[0].dtype if e.param not in ("sum", "prod") else e.dtype)
             dtype = "int32" if dtype == "bool" else dtype
             name, single, lone = f"{letter}{level}_{i}", self.PB == 1, self.PB > 1 == self.RB
-            found.append((e, Accumulator(e.param, name, ops.TRITON_DTYPE[dtype], is_float(dtype), single, lone)))
+            product = e.param == "sumexp" and is_product(e.args[0])
+            held = ops.TRITON_DTYPE[dtype]
+            found.append((e, Accumulator(e.param, name, held, is_float(dtype), single, lone, product)))
         return found
 
     def define(self, em: Emitter, e: Expr, acc: Accumulator) -> None:

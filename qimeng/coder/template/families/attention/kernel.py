@@ -20,16 +20,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from qimeng.coder.template.families.attention.bounds import choices_of
 from qimeng.coder.template.families.attention.guard import flags_of, seen_batch
 from qimeng.coder.template.families.attention.split import merge_parts, share, store_part
 from qimeng.coder.template.families.attention.tiles import Tiles, zeros
 from qimeng.coder.template.families.attention.weights import number
+from qimeng.coder.template.nest.contracted import is_product
 from qimeng.coder.template.nest.expr import Expr, reach
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton.emitter import Emitter
+from qimeng.coder.template.triton.exponentials import one_beside
 
 LOG2E = 1.4426950408889634
 """exp(x) is 2 to the power of this times x."""
@@ -40,9 +41,6 @@ by a factor of 2^(1/2) or more."""
 
 LARGEST = 3e38
 """Of the numbers that Triton takes for fp32."""
-
-ROUNDED = ("dot", "load", "const", "index", "cast", "round", "where", "relu", "add", "sub")
-"""Operators whose results are no products: a compiler merges no multiplication of theirs with what follows."""
 
 
 class Kernel:
@@ -265,8 +263,8 @@ class Kernel:
             ]
         elif self.scaled is not None:
             exponentials = [f"p = tl.exp((x - top) * {self.factor})", f"scale = tl.exp((m - top) * {self.factor})"]
-        elif _is_product(self.weights.scores):
-            one = "one = tl.where(top == top, 1.0, top)  # the multiply-add is with it, not within x"
+        elif self.weights.scores is not None and is_product(_unmasked(self.weights.scores)[0]):
+            one = f"one = {one_beside('top')}  # the multiply-add is with it, not within x"
             exponentials = [one, "p = tl.exp(x * one - top)", "scale = tl.exp(m - top)"]
         return [
             *top,
@@ -318,18 +316,6 @@ def _scaled(scores: Expr | None) -> tuple[Expr | None, float]:
     if factor is None or not 0 < factor < math.inf or e in reach(conditions):
         return None, 1.0
     return e, factor
-
-
-def _is_product(scores: Expr | None) -> bool:
-    """Whether a compiler may make one multiply-add of the scores, up to what masks hide, and what is subtracted."""
-
-    def is_rounded(x: Any) -> bool:
-        return not isinstance(x, Expr) or _unmasked(x)[0].op in ROUNDED
-
-    if scores is None:
-        return False
-    e = _unmasked(scores)[0]
-    return e.op not in ROUNDED or (e.op in ("add", "sub") and not any(is_rounded(a) for a in e.args))
 
 
 def _unmasked(scores: Expr) -> tuple[Expr, list[Expr]]:

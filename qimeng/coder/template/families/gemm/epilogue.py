@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qimeng.coder.template.families.gemm.plan import GemmPlan
+from qimeng.coder.template.nest.contracted import is_product
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr, reach
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.accumulate import Accumulator, corrected
 from qimeng.coder.template.triton.emitter import Emitter
+from qimeng.coder.template.triton.exponentials import one_beside
 from qimeng.coder.template.triton.walks import spread
 from qimeng.family import Unsupported
 
@@ -207,7 +209,8 @@ class Epilogue:
 
 def _accumulator(e: Expr, name: str) -> Accumulator:
     dtype = compute_dtype(e.dtype)
-    return Accumulator(e.param, name, ops.TRITON_DTYPE[dtype], is_float(dtype))
+    product = e.param == "sumexp" and is_product(e.args[0])
+    return Accumulator(e.param, name, ops.TRITON_DTYPE[dtype], is_float(dtype), product=product)
 
 
 def _define(em: Emitter, late: list[Expr], e: Expr, acc: Accumulator) -> None:
@@ -246,10 +249,12 @@ def _partial(e: Expr, name: str, reduced: str, mask: str, shape: tuple[int, int]
         ]
     if e.param == "sumexp":
         top = f"tl.maximum({fold('max', x)}, {acc.lowest})"  # finite where all are -inf
+        times = f"{x} * {n}_one" if acc.product else x
         return [
             *masked,
             f"{n}_max = {top}",
-            f"{n}_sum = {fold('sum', f'tl.exp({x} - tl.minimum({n}_max, {acc.highest}))')}",
+            *([f"{n}_one = {one_beside(f'{n}_max')}"] if acc.product else []),
+            f"{n}_sum = {fold('sum', f'tl.exp({times} - tl.minimum({n}_max, {acc.highest}))')}",
         ]
     lines = [*masked, f"{n} = {fold(e.param, x)}"]
     if acc.floating and e.param in ("max", "min"):
