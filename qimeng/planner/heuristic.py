@@ -42,6 +42,9 @@ up after tuning."""
 MANY = 8
 """Kernels from which on launching them one by one may cost more than the copies of a recorded CUDA graph."""
 
+WAITS = 1.5
+"""A program that takes so many times as long as its regions together waits for the host that launches its kernels."""
+
 STEADY = 1.03
 """A recorded program may take this many times as long as one launched kernel by kernel, and stays: copies of its inputs
 are what it takes longer, and it does not wait for a host that other work keeps busy."""
@@ -63,7 +66,8 @@ class HeuristicPlanner(Planner):
         In order: algebra, what its kind calls promising, fusion, lowering, fusion with what is left to the library,
         tuning, a CUDA graph and TorchInductor's code of the whole program, stop. Fusion ends where the steps left are
         needed for lowering. Tuning begins with the form of a reduction, then fast special functions where a region has
-        such functions (the action is offered) and memory is not what binds it.
+        such functions (the action is offered) and memory is not what binds it. Where kernels wait for the host, the
+        CUDA graph comes before tuning, which shows nothing there.
 
         A large program is recorded, clustered and lowered in one step each, so that the budget is left for tuning its
         regions. Recording comes first: where the host launches hundreds of operators, times say more about the host.
@@ -85,6 +89,7 @@ class HeuristicPlanner(Planner):
             or self._lowering(observation, library=False)
             or self._late_fusion(observation)
             or self._lowering(observation, library=True)
+            or (self._launch(observation) if _waits(observation) else None)
             or self._tuning(observation)
             or self._whole(observation)
             or next(a for a in observation.actions if a.kind == "stop")
@@ -127,7 +132,7 @@ class HeuristicPlanner(Planner):
             return None
         tried = tried_before(o)
         record, back = Action("launch", (), "cuda-graph"), Action("launch", (), "one-by-one")
-        if record in o.actions and record not in tried and len(o.program.called) >= MANY:
+        if record in o.actions and record not in tried and (len(o.program.called) >= MANY or _waits(o)):
             return record
         ms, last = o.evaluation.ms if o.evaluation else None, o.history[-1].action if o.history else None
         slower = ms is not None and o.best_ms is not None and ms > STEADY * o.best_ms
@@ -250,6 +255,13 @@ def _says_promising(kind: Kind | None, action: Action, o: Observation) -> bool:
         return kind is not None and kind.promising(o.program, action, o.device)
     except (KindFault, IllegalAction):
         return False
+
+
+def _waits(o: Observation) -> bool:
+    """Whether the present program takes much longer than its regions together (`WAITS`)."""
+    times = o.evaluation.region_ms if o.evaluation else {}
+    ms, total = o.evaluation.ms if o.evaluation else None, sum(times.get(r.id, 0.0) for r in o.program.called)
+    return ms is not None and total > 0 and all(r.id in times for r in o.program.called) and ms > WAITS * total
 
 
 def _measured(o: Observation) -> bool:

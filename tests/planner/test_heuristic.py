@@ -150,6 +150,22 @@ def test_many_kernels_are_launched_at_once_and_one_by_one_again_where_that_is_sl
     assert chosen(recorded, 0.5, 0.5, record) == Action("library", (), "inductor")
 
 
+def test_kernels_that_wait_for_the_host_are_launched_at_once_before_any_is_tuned():
+    program = Program.start(capture(lambda: Module(lambda x: x.cumsum(0).sort(0).values), lambda: (torch.empty(8, 8),)))
+    record = Action("launch", (), "cuda-graph")
+    lower = tuple(a for a in legal_actions(program, CONTEXT) if a.kind in ("lowering", "fusion"))
+
+    def chosen(ms: float, *tried: Action) -> Action:
+        history = tuple(Step(a, Evaluation(Gate.REGION, "slower", "wrong"), False) for a in (*lower, *tried))
+        times = dict.fromkeys((r.id for r in program.regions), 0.1)
+        found = Evaluation(Gate.PASSED, timing=Timing(ms), eager=Timing(1.0), region_ms=times)
+        offered = legal_actions(program, CONTEXT)
+        return HeuristicPlanner().choose(Observation(program, offered, found, ms, 1.0, history, CONTEXT.device))
+
+    assert len(program.called) == 2 and chosen(0.5) == record
+    assert record not in (chosen(0.25), chosen(0.5, record))
+
+
 def test_an_epilogue_goes_before_a_prologue():
     """The activation between two products is computed with the first, although the second takes longer."""
 
