@@ -45,27 +45,27 @@ def products_and_a_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @case("minGPT", normal((2, 70, 3 * 48)))
 class MinGPT(nn.Module):
+    heads = 3
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("bias", torch.tril(torch.ones(96, 96)).view(1, 1, 96, 96))
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, c = x.shape[0], x.shape[1], 48
-        q, k, v = (part.view(b, t, 3, 16).transpose(1, 2) for part in x.split(c, dim=2))
+        q, k, v = (part.view(b, t, self.heads, c // self.heads).transpose(1, 2) for part in x.split(c, dim=2))
         att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-        att = att.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf"))
-        y = functional.dropout(functional.softmax(att, dim=-1), 0.0) @ v
+        y = self.shares(att.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf"))) @ v
         return y.transpose(1, 2).contiguous().view(b, t, c)
+
+    def shares(self, att: Tensor) -> Tensor:
+        return functional.dropout(functional.softmax(att, dim=-1), 0.0)
 
 
 @case("relu for softmax", normal((2, 70, 3 * 48)))
 class Relu(MinGPT):
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, c = x.shape[0], x.shape[1], 48
-        q, k, v = (part.view(b, t, 3, 16).transpose(1, 2) for part in x.split(c, dim=2))
-        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-        att = functional.relu(att.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf")))
-        return (att @ v).transpose(1, 2).contiguous().view(b, t, c)
+    def shares(self, att: Tensor) -> Tensor:
+        return functional.relu(att)
 
 
 @case("sigmoid in bf16", normal((2, 40, 32), (2, 56, 32), (2, 56, 24), dtype=BF16))
@@ -174,12 +174,7 @@ def large(*shapes: tuple[int, ...], power: int = 20, dtype: torch.dtype = torch.
 class LargeMinGPT(MinGPT):
     """With a factor that is no power of two."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, c = x.shape[0], x.shape[1], 48
-        q, k, v = (part.view(b, t, 2, 24).transpose(1, 2) for part in x.split(c, dim=2))
-        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-        att = att.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf"))
-        return (functional.softmax(att, dim=-1) @ v).transpose(1, 2).contiguous().view(b, t, c)
+    heads = 2
 
 
 @case("causal, large scores", large(*[(2, 3, 75, 24)] * 3))

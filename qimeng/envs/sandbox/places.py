@@ -22,7 +22,7 @@ _VARIABLES = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "TRITON_PTXAS_PATH", 
 SHARED_MEMORY = "/dev/shm"
 _NODES = ("null", "zero", "full", "random", "urandom")
 _GPUS = ("/dev/nvidia*", "/dev/dxg", "/dev/kfd", "/dev/dri")
-_GPU_NODES = (*(f"{n}" for n in range(32)), "ctl", "-uvm", "-uvm-tools", "-modeset", "-caps", "-caps-imex-channels")
+_GPU_NODES = (*map(str, range(32)), "ctl", "-uvm", "-uvm-tools", "-modeset", "-caps", "-caps-imex-channels")
 """What may follow ``/dev/nvidia``, for a process in a sandbox: it may open these files, but not list their folder."""
 
 

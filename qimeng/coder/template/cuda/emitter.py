@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qimeng.coder.template.cuda.ops import C_TYPE, compute_dtype, compute_type, is_float, known, literal, written
-from qimeng.coder.template.nest.contracted import beside_extreme, is_product
+from qimeng.coder.template.nest.contracted import beside_extreme
 from qimeng.coder.template.nest.expr import Expr, constant
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.family import Unsupported
@@ -42,11 +42,6 @@ def check_printable(nest: Nest) -> None:
         structural = ("load", "const", "index", "identity", "cast", "round", "reduce", "part")
         if e.op not in structural and not known(e.op):
             raise Unsupported(f"CUDA C++ is not printed for {e.op}")
-
-
-def is_difference(e: Expr) -> bool:
-    """Whether `e` takes a difference, or several, that must be of rounded products (`nest.contracted`)."""
-    return beside_extreme(e) is not None or (e.op == "reduce" and e.param == "sumexp" and is_product(e.args[0]))
 
 
 @dataclass
@@ -151,7 +146,7 @@ class Emitter:
             partner = self._partner(e)
             args = [self.value(a) if isinstance(a, Expr) else literal(a, partner) for a in e.args]
             text = written(e.op, args, compute_dtype(partner))
-            if is_difference(e):
+            if beside_extreme(e) is not None:
                 text = f"difference({', '.join(args)})"
         lines.append(f"const {compute_type(e.dtype)} {target} = {text};")
         return target
@@ -221,4 +216,4 @@ def _widened(text: str, kind: str) -> str:
     return f"static_cast<float>({text})" if kind in ("__half", "__nv_bfloat16") else text
 
 
-__all__ = ["Emitter", "Group", "Position", "check_printable", "decomposed", "is_difference", "positions"]
+__all__ = ["Emitter", "Group", "Position", "check_printable", "decomposed", "positions"]

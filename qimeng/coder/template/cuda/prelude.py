@@ -34,7 +34,7 @@ DIFFERENCES = """
 __device__ float difference(float a, float b) { return __fsub_rn(a, b); }
 __device__ double difference(double a, double b) { return __dsub_rn(a, b); }
 """
-"""Differences that the compiler makes no multiply-adds of."""
+"""Differences that the compiler makes no multiply-adds of (`nest.contracted`)."""
 
 _LIMITS = """
 template <class T> struct Limits;
@@ -114,7 +114,7 @@ template <class T> struct SumExp {
     T max = -Limits<T>::top(), sum = 0;
     static __device__ T bounded(T x) { return x < Limits<T>::top() ? x : Limits<T>::top(); }
     __device__ void take(T x, long long) {
-        T e = exp(-fabs(x - bounded(max)));
+        T e = exp(-fabs(difference(x, bounded(max))));
         sum = x > max ? sum * e + T(1) : sum + e;
         max = x > max ? x : max;
     }
@@ -235,17 +235,17 @@ def prelude(
         along_row: whether the threads of a row are neighbours (along x), or along y.
         extremes: whether `larger` or `smaller` is called.
         shared: whether blocks share rows.
-        differences: whether elements that maxima are subtracted from are products (`nest.contracted`).
+        differences: whether `difference` is called.
     """
     kinds = sorted(set(kinds))
     text = "".join(HALF_HEADERS[d] for d in sorted(set(dtypes)) if d in HALF_HEADERS) + PACK
     if extremes or {"max", "min"} & set(kinds):
         text += FUNCTIONS
-    text += DIFFERENCES if differences else ""
+    if differences or "sumexp" in kinds:
+        text += DIFFERENCES
     if {"sumexp", "welford"} & set(kinds):
         text += _LIMITS
-    states = "".join(STATES[kind] for kind in kinds)
-    text += states.replace("x - bounded(max)", "difference(x, bounded(max))") if differences else states
+    text += "".join(STATES[kind] for kind in kinds)
     if kinds:
         text += ALONG_ROW if along_row else ALONG_COLUMN
         text += MERGED if shared else ""

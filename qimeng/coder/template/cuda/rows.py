@@ -13,11 +13,12 @@ import re
 from dataclasses import dataclass, field
 from math import prod
 
-from qimeng.coder.template.cuda.emitter import Emitter, check_printable, decomposed, is_difference, positions
+from qimeng.coder.template.cuda.emitter import Emitter, check_printable, decomposed, positions
 from qimeng.coder.template.cuda.ops import C_TYPE, compute_dtype, compute_type, is_float, needs_extremes
 from qimeng.coder.template.cuda.prelude import RESULTS, STATE_NAMES, prelude
 from qimeng.coder.template.families.tile.plan import TilePlan
 from qimeng.coder.template.families.tile.schedule import TileSchedule
+from qimeng.coder.template.nest.contracted import beside_extreme
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.ir import is_wide
 from qimeng.family import Unsupported
@@ -114,7 +115,7 @@ class _Printer:
         dtypes = [s.dtype for s in self.nest.sources] + [d for *_, d in self.nest.outputs]
         dtypes += [e.dtype for e in self.nest.exprs if e.op == "round"]
         extremes = any(needs_extremes(e.op) for e in self.nest.exprs)
-        differences = any(is_difference(e) for e in self.nest.exprs)
+        differences = any(beside_extreme(e) is not None for e in self.nest.exprs)
         text = prelude(dtypes, kinds, self.along_row, extremes, self.splits > 1, differences)
         text += "".join(kernel for version in versions for kernel in version.kernels)
         names = re.findall(r"__global__ void __launch_bounds__\(\d+\) (\w+)\(", text)

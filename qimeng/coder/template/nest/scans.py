@@ -35,7 +35,8 @@ a row may leave the range of its dtype where the product does not: 0 times what 
 """
 
 UNORDERED = frozenset(("sum", "prod", "max", "min", "sumexp"))
-"""Kinds whose operands may change places: totals may be summed up in any order."""
+"""Kinds whose operands may change places: totals may be summed up in any order. Not so in a ``product``: one that is
+infinite keeps the power of what was before the infinity."""
 
 
 @dataclass(frozen=True)
