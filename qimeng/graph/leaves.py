@@ -42,6 +42,7 @@ class Call:
         tree: how the result is put together.
         text: a Python function ``part`` of the tensors that calls it.
         changed: names of the buffers that it changes.
+        places: which of its arguments, opened, are tensors.
     """
 
     label: str
@@ -50,6 +51,7 @@ class Call:
     tree: Any
     text: str
     changed: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:
@@ -134,7 +136,7 @@ def _call(name: str, module: torch.nn.Module, args: Any, kwargs: Any, output: An
     skeleton = skeleton.to("meta")
     returned = [_fact(x) for x in results]
     names = [n for n, _ in (*module.named_parameters(), *module.named_buffers())]
-    places = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor)]
+    places = _places(given)
     around = _pytree.tree_unflatten([None if isinstance(x, torch.Tensor) else x for x in given], tree)
     data = base64.b64encode(
         zlib.compress(pack_module(skeleton, (names, places, around, changed, returned)), 9)
@@ -144,7 +146,11 @@ def _call(name: str, module: torch.nn.Module, args: Any, kwargs: Any, output: An
     metas = tuple((tuple(t.shape), t.stride(), t.dtype) for t in (*tensors, *updated))
     held = tuple((isinstance(x, torch.Tensor), None if isinstance(x, torch.Tensor) else x) for x in results)
     label = type(module).__name__
-    return Call(label, metas, held, out_tree, TEXT.format(digest=digest, data=data, label=label), changed)
+    return Call(label, metas, held, out_tree, TEXT.format(digest=digest, data=data, label=label), changed, places)
+
+
+def _places(leaves: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(number for number, x in enumerate(leaves) if isinstance(x, torch.Tensor))
 
 
 def _fact(x: Any) -> Any:
@@ -193,7 +199,14 @@ def _hide(root: torch.nn.Module, module: torch.nn.Module, calls: Sequence[Call])
     def forward(*args: Any, **kwargs: Any) -> Any:
         call = calls[count[0]]
         count[0] += 1
-        given = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        leaves = _pytree.tree_leaves((args, kwargs))
+        if _places(leaves) != call.places:
+            raise SpecError(
+                f"{call.label} cannot be traced and stays as it is, but it is called with other arguments while the "
+                "module around it is traced: with a mask, say, that is otherwise left out where it hides nothing. Give "
+                "that argument to the module yourself"
+            )
+        given = [leaves[place] for place in call.places]
         made = iter(torch.ops.qimeng.module([*given, *module.parameters(), *module.buffers()], call.key))
         filled = [next(made) if is_tensor else held for is_tensor, held in call.leaves]
         for key, value in zip(call.changed, made, strict=True):

@@ -106,6 +106,18 @@ class Growing(torch.nn.Module):
         return x * self.scale if x.sum() > 0 else -x
 
 
+class Masked(torch.nn.Module):
+    """Makes a mask only while it is traced, as models of transformers do where no row is padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = Branch()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(8, 6, dtype=torch.bool) if torch.compiler.is_exporting() else None
+        return self.branch(x, more=mask).cos()
+
+
 def chain(middle: torch.nn.Module) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.ReLU(), middle, torch.nn.LayerNorm(6))
 
@@ -133,6 +145,11 @@ def test_captured_around(module: torch.nn.Module, labels: list[str]) -> None:
         for x in (X, -X, torch.randn(8, 6)):
             torch.testing.assert_close(model(x), module(x))
             torch.testing.assert_close(dict(model.named_buffers()), dict(module.named_buffers()))
+
+
+def test_other_arguments_while_traced_are_refused() -> None:
+    with pytest.raises(CaptureError, match="Branch cannot be traced .* called with other arguments"):
+        capture_spec(KernelSpec.of(Masked(), (X,)))
 
 
 def test_a_class_of_a_file_travels_in_the_program(tmp_path: Path) -> None:
