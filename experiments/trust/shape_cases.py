@@ -104,7 +104,9 @@ def _windows() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
     yield "adaptive_max_pool3d", "", lambda r: functional.adaptive_max_pool3d(_image(r), 4)
     yield "upsample_nearest1d", "", lambda r: functional.interpolate(_image(r)[0], scale_factor=1.7)
     yield "upsample_nearest2d", "", lambda r: functional.interpolate(_image(r), scale_factor=2)
+    yield "upsample_linear1d", "", lambda r: functional.interpolate(_image(r)[0], scale_factor=1.7, mode="linear")
     yield "upsample_bilinear2d", "", lambda r: functional.interpolate(_image(r), scale_factor=2, mode="bilinear")
+    yield "upsample_trilinear3d", "", lambda r: functional.interpolate(_image(r)[None], (7, 5, 3), mode="trilinear")
     for padding in ("zeros", "border", "reflection"):
         yield "grid_sampler_2d", padding, partial(_sampled, padding=padding)
         yield "grid_sampler_2d", f"corners, {padding}", partial(_sampled, padding=padding, corners=True)

@@ -45,6 +45,25 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 """Function and inputs."""
 
 
+def ends_replaced(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Reads whether a fixed position is one of those replaced."""
+    y = x.slice_scatter(x[..., 5:6], -1, 0, 1)
+    return torch.nn.functional.conv1d(y.slice_scatter(y[..., 1:2], -1, 7, 8), w)
+
+
+def spread_out(x: torch.Tensor, places: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Places in a tensor, read where a window of a transposed convolution has an element."""
+    return torch.nn.functional.conv_transpose1d(x.index_select(2, places), w, stride=2)
+
+
+KERNELS = torch.linspace(-1, 1, 20).view(2, 5, 2)
+CASES["ends replaced before a convolution"] = (ends_replaced, (ROWS.view(2, 2, 8), KERNELS.transpose(0, 1)))
+CASES["gathered before a transposed convolution"] = (
+    spread_out,
+    (ROWS[:2, :6].view(1, 2, 6), torch.tensor([5, 0, 1, 2, 3, 4]), KERNELS),
+)
+
+
 def fused(spec: KernelSpec) -> Program:
     """The program with as few regions as the coder can have, each generated where it can be."""
     device, coder = device_named("h200"), TemplateCoder()
@@ -87,6 +106,17 @@ def in_two(spec: KernelSpec, first: int) -> Program:
     return program
 
 
+def exactly(x: torch.Tensor) -> torch.Tensor:
+    """Floating-point numbers in float64."""
+    return x.double() if x.is_floating_point() else x
+
+
+def test_what_a_product_gathers_by_is_read_within_its_tensor() -> None:
+    spec = KernelSpec.from_function(lambda x, i, w: x[i] @ w, (ROWS, torch.tensor([2, 0, 1]), ROWS.T.contiguous()))
+    loads = [line for line in fused(spec).source.splitlines() if "= tl.load(x1_ptr" in line]
+    assert loads and all("mask=" in line for line in loads), loads
+
+
 def programs() -> Iterator[tuple[str, str, Program]]:
     """Name of a row, case and program."""
     for name, (function, inputs) in CASES.items():
@@ -106,7 +136,7 @@ def main() -> None:
     for row, case, program in programs():
         function, inputs = CASES[case]
         with torch.no_grad():
-            y, r = program.load().Model()(*inputs), function(*(x.double() for x in inputs))
+            y, r = program.load().Model()(*inputs), function(*map(exactly, inputs))
         error = ((y.double() - r).abs() / r.abs().clamp(min=1e-30)).max().item()
         print(json.dumps({"case": row, "regions": len(program.regions), "error": error}), flush=True)
 

@@ -46,3 +46,8 @@ def attention_of_grouped_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @problem("attention of one query", normal((2, 4, 1, 32), (2, 4, 90, 32), (2, 4, 90, 32)))
 def attention_of_one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v)
+
+
+@problem("attention of one query in bf16", normal((2, 4, 1, 32), (2, 2, 9, 32), (2, 2, 9, 32), dtype=BF16))
+def attention_of_one_query_in_bf16(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)

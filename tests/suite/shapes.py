@@ -135,6 +135,8 @@ def resized_linearly(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         functional.interpolate(x, scale_factor=(1.7, 0.6), mode="bilinear"),
         functional.interpolate(y.double(), size=(1, 2), mode="bilinear", align_corners=True),
         functional.interpolate(y.half(), scale_factor=3, mode="bilinear"),
+        functional.interpolate(x[0], 11, mode="linear", align_corners=True),
+        functional.interpolate(x[None], scale_factor=(0.7, 2, 1.3), mode="trilinear"),
     )
 
 

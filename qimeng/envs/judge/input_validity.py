@@ -31,7 +31,7 @@ CARELESS = ("view", "pointwise", "reduction", "scan", "gemm", "attention", "conv
 MOVING = frozenset(
     f"aten.{name}"
     for name in "avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices _adaptive_avg_pool2d cat "
-    "constant_pad_nd flip roll upsample_nearest2d upsample_bilinear2d".split()
+    "constant_pad_nd flip roll upsample_nearest2d upsample_linear1d upsample_bilinear2d upsample_trilinear3d".split()
 )
 """Others that do."""
 LOOKED_UP = ("aten.embedding", "aten.index_select", "aten.index", "aten.gather")

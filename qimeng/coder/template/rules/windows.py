@@ -255,15 +255,19 @@ def _adaptive(b: Builder, x: Expr, counts: Sequence[int]) -> tuple[Expr, list[Ex
     return x, guards, lengths, [lead + 2 * number + 1 for number in range(len(counts))]
 
 
-@rule("upsample_bilinear2d")
-def _bilinear(b: Builder, node: Any, x: Expr, size: Any, corners: bool, scales: Any = None, *more: Any) -> Expr:
-    """Two rows and two columns, weighted by how near they are (UpSample.cuh); positions in the arithmetic's dtype."""
+@rule("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+def _linear(b: Builder, node: Any, x: Expr, size: Any, corners: bool, scales: Any = None, *more: Any) -> Expr:
+    """Two elements of each dimension, weighted by how near they are (UpSample.cuh).
+
+    Positions are in the arithmetic's dtype. Both are multiplied: a difference would lose the smaller of them.
+    """
     dtype, shape = out_dtype(node), node.metas[0].shape
     if not is_float(dtype):
-        raise Unsupported(f"bilinear resizing of {dtype}: PyTorch has whole-number arithmetic of its own for it")
-    each = [scales, *more] if more else list(scales or (None, None))
+        raise Unsupported(f"linear resizing of {dtype}: PyTorch has whole-number arithmetic of its own for it")
+    rank = len(shape) - 2
+    each = list(scales) if isinstance(scales, list | tuple) else [scales, *more] if more else [scales] * rank
     x = operand(b, x, dtype)
-    for d, given in zip((len(shape) - 1, len(shape) - 2), reversed(each), strict=True):
+    for d, given in zip(range(len(shape) - 1, 1, -1), reversed(each), strict=True):
         axis = b.axes.new(shape[d])
         place, part = _between(b, axis, size_of(b, x, d), shape[d], corners, given, x.dtype)
         after = integer(b, "iminimum", integer(b, "add", place, 1), size_of(b, x, d) - 1)

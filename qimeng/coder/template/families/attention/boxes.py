@@ -52,7 +52,7 @@ class Box:
 
 
 def _box(plan: AttentionPlan, operand: Expr | None, rows: Dim, width: Dim, batch: Sequence[Walk]) -> Box | None:
-    """How a descriptor says where `operand` lies; None where none can.
+    """How a descriptor says where `operand` lies; None where none can, as for a single row, which no axis walks.
 
     Args:
         plan: the region.
@@ -62,6 +62,8 @@ def _box(plan: AttentionPlan, operand: Expr | None, rows: Dim, width: Dim, batch
         batch: the variables of the batch.
     """
     nest = plan.nest
+    if not rows or not width:
+        return None
     while operand is not None and operand.op == "identity":
         operand = operand.args[0]
     if operand is None or not plan.half or operand.op != "load" or operand.access is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
@@ -54,13 +55,20 @@ class Positions:
         steps: lines of a step, after those of the depth's axes.
     """
 
-    def __init__(self, nest: Nest, side: Side, fixed: Sequence[Walk], deep: Sequence[Walk]):
+    def __init__(
+        self,
+        nest: Nest,
+        side: Side,
+        fixed: Sequence[Walk],
+        deep: Sequence[Walk],
+        masks: Mapping[str, str] = MappingProxyType({}),
+    ):
         self.setup: list[str] = []
         self.steps: list[str] = []
         self._nest, self._side, self._fixed, self._deep = nest, side, fixed, deep
         self._name = side.name
         self._emitters = tuple(
-            Emitter(nest, list(w), letter=f"{side.name}_{c}") for w, c in ((fixed, "u"), (deep, "v"))
+            Emitter(nest, list(w), letter=f"{side.name}_{c}", masks=dict(masks)) for w, c in ((fixed, "u"), (deep, "v"))
         )
         self._places: dict[int, str] = {}
         self._guards: dict[int, str] = {}
@@ -114,7 +122,7 @@ class Positions:
             number = len(self._tests)
             at, self._tests[bound] = f"{self._name}_at{number}", f"{self._name}_in{number}"
             first = [str(bound.first)] if bound.first or not rows else []
-            if rows:
+            if rows or not deep:
                 self.setup.append(f"{at} = {_sum([*rows, *first])}")
             if deep:
                 self.steps.append(f"{at}_k = {_sum([*([at] if rows else first), *deep])}")

@@ -5,6 +5,8 @@ Deals in strides, masks and loads. Knows nothing about planes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from qimeng.coder.template.families.gemm.descriptors import Strides, strides_in
 from qimeng.coder.template.families.gemm.operand import Operand, sources_of
 from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
@@ -58,14 +60,16 @@ class Pointers(Operand):
         rows, self.row_walks = spread(nest, self.side.rows, tables, self.rows, me, f"{name}_row", used)
         other = "r" if me == "p" else "p"
         deep, self.depth_walks = spread(nest, plan.k, tables, f"{name}_k", other, used=used)
-        self.positions = Positions(nest, self.side, [*self.z_walks, *self.row_walks], self.depth_walks)
-        self.setup = [*zs, *rows, *self.positions.setup]
-        self.deep_lines = [*deep, *self.positions.steps]
         extent, block = (m, s.block_m) if self.is_a else (n, s.block_n)
         self.along = me, other
         self.masks = {me: f"{'m' if self.is_a else 'n'}_ok"} if extent % block else {}
         if k % s.block_k:
             self.masks[other] = f"{name}_k < {k}"
+        masks = {side: f"({m})" for side, m in self.masks.items()}
+        fixed = [*self.z_walks, *self.row_walks]
+        self.positions = found = Positions(nest, self.side, fixed, self.depth_walks, masks)
+        self.setup = [*zs, *rows, *_zeros({me: self.rows}, found.setup), *found.setup]
+        self.deep_lines = [*deep, *_zeros({other: f"{name}_k"}, found.steps), *found.steps]
         self.sources = sources_of(self.side)
 
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
@@ -89,13 +93,18 @@ class Pointers(Operand):
         else:
             self.positions.define(em)
             value = em.value(self.side.expr)
-            zeros = {f"{me}_zero": f"{at} * 0" for me, at in zip(self.along, (self.rows, f"{name}_k"), strict=True)}
-            lines += [f"{z} = {at}" for z, at in zeros.items() if z in "\n".join(em.lines)] + em.lines
+            lines += _zeros(dict(zip(self.along, (self.rows, f"{name}_k"), strict=True)), em.lines) + em.lines
             full = value if em.side(self.side.expr) == "pr" else f"{value} + tl.zeros({shape}, tl.float32)"
             lines.append(f"{target} = tl.where({mask}, {full}, 0.0)" if mask else f"{target} = {full}")
             if self.plan.half:
                 lines.append(f"{target} = {target}.to({TRITON_DTYPE[self.plan.dtype]})")
         return lines
+
+
+def _zeros(along: Mapping[str, str], lines: Sequence[str]) -> list[str]:
+    """Lines that define the zeros along each side that `lines` add to an address."""
+    text = "\n".join(lines)
+    return [f"{side}_zero = {at} * 0" for side, at in along.items() if f"{side}_zero" in text]
 
 
 def strides_of_tensor(plan: GemmPlan, side: Side) -> Strides | None:
