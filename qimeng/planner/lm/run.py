@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from qimeng.envs.gym.reward import Reward, make_reward
-from qimeng.planner.lm.checkpoint import put_weights, trained_weights
+from qimeng.planner.lm.checkpoint import FILE, put_weights, trained_weights
 from qimeng.planner.lm.config import TrainConfig, TrainingError, differences, load_config, processor_of, to_toml
 from qimeng.planner.lm.corpus import corpus
 from qimeng.planner.lm.imitation import Example, imitate
@@ -48,6 +48,9 @@ READ = 1500
 
 PASSES = "imitation.pt"
 """File of a run's folder that says where imitation stands."""
+
+BEGUN = (PASSES, "imitated", FILE, "planner.json")
+"""Of these files, a folder has one once something was trained in it."""
 
 OnProgress = Callable[[str, Mapping[str, float]], None]
 """Called with the name of the phase and its figures."""
@@ -238,6 +241,8 @@ class Run:
 def prepare(out: Path, config: TrainConfig) -> None:
     """Make the folder of a run, or see that the run in it has the same settings.
 
+    A run that ended before it had trained anything is none: other settings take its place.
+
     Raises:
         TrainingError: it has others, no trees are named to train on, or TensorBoard is wanted and not installed.
     """
@@ -249,7 +254,7 @@ def prepare(out: Path, config: TrainConfig) -> None:
         raise TrainingError("TensorBoard is not installed: pip install 'qimeng[tensorboard]', or leave its logs out")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "config.toml"
-    if path.exists():
+    if path.exists() and any((out / part).exists() for part in BEGUN):
         changed = differences(load_config(path), config)
         if changed:
             raise TrainingError(
