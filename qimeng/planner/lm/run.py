@@ -11,6 +11,8 @@ train.
 | imitated/ | the planner after imitation alone |
 | checkpoint.pt | where PPO stands; a run that was killed goes on from it |
 | progress.jsonl | every row of progress, as it was reported |
+| answered.txt | the programs that live judges answered, one a line: what is spent of a budget of evaluations |
+| store.sqlite | what they answered |
 | report.json | what came of it |
 """
 
@@ -34,7 +36,7 @@ from qimeng.planner.lm.imitation import Example, imitate
 from qimeng.planner.lm.mini import train_tokenizer
 from qimeng.planner.lm.planner import LanguageModelPlanner
 from qimeng.planner.lm.replay import Chance, mean_shares
-from qimeng.planner.lm.sources import IMITATED, Sources
+from qimeng.planner.lm.sources import ANSWERED, IMITATED, Sources
 from qimeng.planner.lm.stored import Offer
 from qimeng.planner.lm.training import Validation, make_environment, train
 from qimeng.planner.lm.value import pretrain_value
@@ -254,7 +256,10 @@ def prepare(out: Path, config: TrainConfig) -> None:
         raise TrainingError("TensorBoard is not installed: pip install 'qimeng[tensorboard]', or leave its logs out")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "config.toml"
-    if path.exists() and any((out / part).exists() for part in BEGUN):
+    if not any((out / part).exists() for part in BEGUN):
+        for part in (ANSWERED, "progress.jsonl"):
+            (out / part).unlink(missing_ok=True)
+    elif path.exists():
         changed = differences(load_config(path), config)
         if changed:
             raise TrainingError(
