@@ -79,19 +79,17 @@ class FakeEvaluator(FormulaEvaluator):
         """Judge the fastest of the alternatives that is right."""
         if self.delay:
             time.sleep(self.delay)
-        count = 1 if patch is None else max(1, len(patch.alternatives))
-        found = [self._one(program if patch is None else patch.apply(program, i), i, count) for i in range(count)]
-        best = min(found, key=lambda pair: (not pair[0].ok, pair[0].ms or 0.0))
-        self.calls.append(best[1])
-        return best[0]
+        found = super().judge(program, patch)
+        self.calls.append((program if patch is None else patch.apply(program, found.chosen)).digest)
+        return found
 
-    def _one(self, program: Program, chosen: int, count: int) -> tuple[Evaluation, str]:
+    def judged(self, program: Program, chosen: int = 0, count: int = 1) -> Evaluation:
+        """The same by the formula, or wrong."""
         reason = self.wrong(program)
         if reason is not None:
-            failed = Evaluation(Gate.REGION, reason, "wrong", chosen=chosen, configurations=count)
-            return failed, program.digest
-        found = self.judged(program, chosen, count)
-        return replace(found, seconds={**found.seconds, "time": self.delay}), program.digest
+            return Evaluation(Gate.REGION, reason, "wrong", chosen=chosen, configurations=count)
+        found = super().judged(program, chosen, count)
+        return replace(found, seconds={**found.seconds, "time": self.delay})
 
 
 class FakeCoder(Coder):

@@ -65,21 +65,32 @@ def _tokens(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def read_conversations(path: Path) -> Iterator[tuple[Message, ...]]:
-    """The conversations of a file: JSON lines with ``messages``, each with ``role`` and ``content``.
+    """The conversations of a file: JSON lines with ``messages``, each with ``role`` and ``content``, which are texts.
 
     Raises:
-        FinetuneError: a line holds something else; the message has its number.
+        FinetuneError: a line holds something else, and the message has its number; or there is none.
     """
+    number = 0
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 try:
-                    yield tuple(Message(m["role"], m["content"]) for m in json.loads(line)["messages"])
+                    yield tuple(_message(m) for m in json.loads(line)["messages"])
                 except (ValueError, KeyError, TypeError):
                     text = 'a line is JSON as {"messages": [{"role": "user", "content": "…"}, …]}'
                     raise FinetuneError(f"{path}, line {number} is no conversation: {text}") from None
     except OSError as error:
         raise FinetuneError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise FinetuneError(f"{path} is no text in UTF-8: {error.reason} after line {number}") from None
+    if not number:
+        raise FinetuneError(f"{path} is empty: write a conversation a line")
+
+
+def _message(turn: Any) -> Message:
+    if not (isinstance(turn["role"], str) and isinstance(turn["content"], str)):
+        raise TypeError
+    return Message(turn["role"], turn["content"])
 
 
 WINDOW = 32

@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from qimeng.service.guard import CLIENT, App, Guard, error_of
 from qimeng.service.jobs import Job, Jobs
@@ -78,8 +79,13 @@ def make_app(jobs: Jobs, tokens: Tokens | None, about: dict[str, Any] | None = N
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:])
+        where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
         return JSONResponse(error_of(Refused(422, "invalid", f"{where}: {first['msg']}"[:500])), 422)
+
+    @app.exception_handler(HTTPException)
+    async def failed(request: Request, error: HTTPException) -> JSONResponse:
+        what = f"{request.method} {request.url.path}: {error.detail}"
+        return JSONResponse(error_of(Refused(error.status_code, "invalid", what[:500])), error.status_code)
 
     return Guard(app, tokens, jobs.limits)
 

@@ -6,8 +6,10 @@ Deals in HTTP requests. Needs neither PyTorch nor a GPU; needs `requests`, of th
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
+import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,7 +84,7 @@ class EvaluationClient:
         patience: seconds for which a service that cannot be reached is tried again.
 
     Raises:
-        ServiceError: the extra is not installed.
+        ServiceError: the extra is not installed, or the token or the address is none.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8460", token: str | None = None, patience: float = PATIENCE_S):
@@ -94,7 +96,11 @@ class EvaluationClient:
         self._url, self._session, self._patience = url.rstrip("/"), requests.Session(), patience
         self._sent: dict[Ticket, Submission] = {}
         self._ids: dict[Ticket, str] = {}
-        token = os.environ.get(VARIABLE, "") if token is None else token
+        token = (os.environ.get(VARIABLE, "") if token is None else token).strip()
+        if not (token.isascii() and token.isprintable()):  # no header holds it; the message must not either
+            raise ServiceError("a token is one line of ASCII characters, as `qimeng serve` wrote it")
+        if not self._url.startswith(("http://", "https://")):
+            raise ServiceError(f"{url!r} is no address of a service: give one like http://127.0.0.1:8460")
         if token:
             self._session.headers["Authorization"] = f"Bearer {token}"
 
@@ -275,6 +281,8 @@ def _submission(
     seconds: float | None = None,
 ) -> Submission:
     written = candidate if isinstance(candidate, Candidate) else Candidate(_text(candidate), Form(form))
+    if seconds is not None and not math.isfinite(seconds):  # JSON has no such number
+        raise ValueError(f"seconds must be a number, got {seconds!r}")
     return Submission(reference_of(reference), written, Options(Asked(asked), tuple(compile_modes), seconds))
 
 
@@ -308,7 +316,10 @@ def reference_of(thing: str | Path | Reference | Any) -> Reference:
 
 def _text(thing: str | Path | Any) -> str:
     """A text with a line break is taken as it is, other text as a path."""
-    return thing if isinstance(thing, str) and "\n" in thing else Path(thing).read_text()
+    if isinstance(thing, str) and "\n" in thing:
+        return thing
+    with tokenize.open(thing) as file:  # in the encoding that it declares, without a byte order mark
+        return file.read()
 
 
 __all__ = ["Asking", "EvaluationClient", "ServiceFailed", "Ticket", "reference_of"]

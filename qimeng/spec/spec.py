@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import tokenize
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -140,8 +141,9 @@ class KernelSpec:
         if not path.is_file():
             raise SpecError(f"no such file: {path}")
         try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
+            with tokenize.open(path) as file:  # in the encoding that it declares, without a byte order mark
+                text = file.read()
+        except (OSError, UnicodeDecodeError, SyntaxError) as error:
             raise SpecError(f"cannot read {path} as Python: {error}") from error
         return cls.from_source(text, options.pop("name", path.stem), dtype=dtype, mode=mode, file=path.name, **options)
 

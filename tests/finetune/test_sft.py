@@ -59,6 +59,16 @@ def test_conversations_of_a_file(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"text": "x"}\n')
     with pytest.raises(FinetuneError, match="line 7 is no conversation"):
         list(read_conversations(path))
+    for content in (None, [{"type": "text", "text": "x"}]):
+        path.write_text(json.dumps({"messages": [{"role": "user", "content": content}]}))
+        with pytest.raises(FinetuneError, match="line 1 is no conversation"):
+            list(read_conversations(path))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(FinetuneError, match="is no text in UTF-8"):
+        list(read_conversations(path))
+    path.write_bytes(b"")
+    with pytest.raises(FinetuneError, match="is empty"):
+        list(read_conversations(path))
     with pytest.raises(FinetuneError, match="cannot be read"):
         list(read_conversations(tmp_path / "none"))
 

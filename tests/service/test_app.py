@@ -163,11 +163,19 @@ def test_what_is_too_large_is_refused(server: Server) -> None:
         (body(" "), "candidate is empty"),
         ({**body("right"), "reference": {"source": "x", "dtype": "float99"}}, "unknown dtype"),
         ({**body("right"), "reference": {"source": "x", "mode": "sloppy"}}, "unknown precision mode"),
-        ([1, 2], ""),
+        ([1, 2], "the body: "),
     ],
 )
 def test_what_makes_no_sense_is_refused(server: Server, data: Any, says: str) -> None:
     assert says in refused(server.ask("POST", json=data), 422, "invalid")
+
+
+def test_what_is_no_request_is_refused_in_the_same_form(server: Server) -> None:
+    assert "GET /v1/nowhere: Not Found" in refused(server.ask("GET", "/v1/nowhere"), 404, "invalid")
+    assert "PUT" in refused(server.ask("PUT"), 405, "invalid")
+    no_text = {"content": b'{"reference": "\xff"}', "headers": {"Content-Type": "application/json"}}
+    answer = server.http.post(PATH, **{**no_text, "headers": no_text["headers"] | {"Authorization": f"Bearer {ANNA}"}})
+    assert "parsing the body" in refused(answer, 400, "invalid")
 
 
 def test_a_pool_that_raises_is_replaced(server: Server) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qimeng.service.client import EvaluationClient, ServiceFailed, reference_of
+from qimeng.service.errors import ServiceError
 from qimeng.service.messages import Answer, Candidate, Reference, Submission
 from qimeng.spec import KernelSpec
 from tests.service.conftest import TOKEN
@@ -54,6 +55,25 @@ def test_what_the_service_refuses_is_an_error(client: EvaluationClient, address:
         other.metrics()
     with EvaluationClient("http://127.0.0.1:9", TOKEN, 0) as nowhere, pytest.raises(ServiceFailed, match="no answer"):
         nowhere.metrics()
+
+
+def test_what_cannot_be_sent_is_an_error_before_it_is(client: EvaluationClient, address: str) -> None:
+    with EvaluationClient(address, f" {TOKEN}\r\n") as as_read_from_a_file:
+        assert as_read_from_a_file.metrics()["queued"] == 0
+    for token in ("tök€n of somebody", f"{TOKEN}\n{TOKEN}"):
+        with pytest.raises(ServiceError, match="one line of ASCII") as error:
+            EvaluationClient(address, token)
+        assert token not in str(error.value) and TOKEN not in str(error.value)
+    with pytest.raises(ServiceError, match="give one like http://127.0.0.1:8460"):
+        EvaluationClient(address.removeprefix("http://"), TOKEN)
+    with pytest.raises(ValueError, match="seconds must be a number, got nan"):
+        client.submit(REFERENCE, "right\n", seconds=float("nan"))
+
+
+def test_files_are_read_as_python_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "reference.py"
+    file.write_bytes(b"\xef\xbb\xbf" + REFERENCE.replace("\n", "\r\n").encode())
+    assert reference_of(file).source == REFERENCE
 
 
 def test_a_spec_of_a_file_is_a_reference(tmp_path: Path) -> None:

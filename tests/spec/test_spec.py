@@ -230,6 +230,20 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         KernelSpec.from_file(tmp_path / "bad.py")
 
 
+def test_a_file_is_read_as_python_reads_it(tmp_path: Path) -> None:
+    text = problems.problem("return x + 1  # größer", "[torch.rand(4)]")
+    plain, marked, declared = (tmp_path / name / "one.py" for name in "abc")
+    for path, data in (
+        (plain, text.encode()),
+        (marked, b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()),
+        (declared, b"# coding: latin-1\n" + text.encode("latin-1")),
+    ):
+        path.parent.mkdir()
+        path.write_bytes(data)
+    assert KernelSpec.from_file(marked).digest == KernelSpec.from_file(plain).digest
+    assert "größer" in KernelSpec.from_file(declared).source
+
+
 def test_a_refusal_is_all_that_is_said() -> None:
     """PyTorch logs a traceback for each attempt that does not fit on fake tensors, where nothing silences it."""
     code = (

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from importlib import import_module
+from threading import Event
 from typing import Any
 
 from qimeng.coder.llm.chat import Chat, ChatError, Message, Reply
@@ -98,9 +99,9 @@ class OpenAIChat(Chat):
             yield self._one(messages, limit_s)
             return
         pool = ThreadPoolExecutor(min(count, self.parallel))
-        given, failed = 0, None
+        given, failed, over = 0, None, Event()
         try:
-            for future in as_completed([pool.submit(self._one, messages, limit_s) for _ in range(count)]):
+            for future in as_completed([pool.submit(self._one, messages, limit_s, over) for _ in range(count)]):
                 error = future.exception()
                 if error is None:
                     given += 1
@@ -109,6 +110,7 @@ class OpenAIChat(Chat):
                     raise error
                 failed = failed or error
         finally:
+            over.set()  # nobody waits for the others: they are not tried again
             pool.shutdown(wait=False, cancel_futures=True)
         if not given and failed is not None:
             raise failed
@@ -121,7 +123,7 @@ class OpenAIChat(Chat):
 
     # -- one request and its repetitions
 
-    def _one(self, messages: Sequence[Message], limit_s: float) -> Reply:
+    def _one(self, messages: Sequence[Message], limit_s: float, over: Event | None = None) -> Reply:
         began, tried, patience_s = self._clock(), 0, min(self.patience_s, limit_s)
         while True:
             asked = self._clock()
@@ -140,7 +142,7 @@ class OpenAIChat(Chat):
             wait_s = failure.wait_s
             if wait_s is None:
                 wait_s = FIRST_WAIT_S * 2**tried * (0.5 + 0.5 * self._draw())
-            if not failure.passing or tried >= self.retries:
+            if not failure.passing or tried >= self.retries or (over is not None and over.is_set()):
                 raise ChatError(failure.text, failure.kind, failure.passing)
             if wait_s > LONGEST_WAIT_S or self._clock() - began + wait_s > patience_s:
                 text = f"{failure.text} (not tried again: the next attempt would be {wait_s:.0f} s later)"

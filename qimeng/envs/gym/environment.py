@@ -135,6 +135,13 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
         self.tasks: tuple[Task, ...] = (tasks,) if isinstance(tasks, Task) else tuple(tasks)
         if not self.tasks:
             raise ValueError("the environment needs at least one task")
+        for task in self.tasks:
+            if not isinstance(task, Task):
+                raise ValueError(f"tasks are made by qimeng.envs.steps.setup.make_task, got {tasks!r}")
+        if not (isinstance(reward, Reward) or reward is None):
+            raise ValueError(f"a reward is made by qimeng.envs.gym.reward.make_reward, got {reward!r}")
+        if max_steps < 1 or repairs < 0:
+            raise ValueError(f"max_steps is at least 1, repairs at least 0; got {max_steps} and {repairs}")
         self.reward = reward or MilestoneReward()
         self.store, self.render_mode, self.max_steps = store, render_mode, max_steps
         self.ahead: dict[str, Ticket] = {}  # start programs that `prepare` submitted, by the digest of the request

@@ -13,7 +13,7 @@ from qimeng.envs.cost.roofline import LAUNCH_MS
 from qimeng.envs.steps.time_shares import operator_bound_ms
 from qimeng.graph.ops import VIEWS, flops
 from qimeng.graph.region import Region
-from qimeng.interfaces import Accuracy, Evaluation, EvaluationRequest, Gate, Resources, SerialEvaluator, Timing
+from qimeng.interfaces import Accuracy, Evaluation, EvaluationRequest, Gate, Patch, Resources, SerialEvaluator, Timing
 from qimeng.program.program import Program
 
 
@@ -35,11 +35,16 @@ class FormulaEvaluator(SerialEvaluator):
         self.estimated: bool = estimated
 
     def answer(self, request: EvaluationRequest) -> Evaluation:
-        """Of the fastest of the alternatives."""
-        program, patch = request.program, request.patch
-        count = 1 if patch is None else max(1, len(patch.alternatives))
-        found = (self.judged(program if patch is None else patch.apply(program, i), i, count) for i in range(count))
-        return min(found, key=lambda evaluation: evaluation.ms or 0.0)
+        """The same as `judge`, whatever is asked."""
+        return self.judge(request.program, request.patch)
+
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        """Of the fastest of the alternatives that is right."""
+        if patch is None:
+            return self.judged(program)
+        count = max(1, len(patch.alternatives))
+        found = (self.judged(patch.apply(program, i), i, count) for i in range(count))
+        return min(found, key=lambda evaluation: (not evaluation.ok, evaluation.ms or 0.0))
 
     def judged(self, program: Program, chosen: int = 0, count: int = 1) -> Evaluation:
         """The evaluation of one program, as number `chosen` of `count` alternatives."""

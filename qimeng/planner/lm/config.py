@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import tomllib
 import types
 import typing
@@ -27,6 +28,15 @@ from qimeng.planner.lm.value import ValueStart
 ANSWERS = ("stored", "live", "mixed")
 
 DTYPES = ("float32", "bfloat16")
+
+POSITIVE = frozenset(
+    "specs length validation_evaluations mini.hidden mini.layers mini.heads mini.kv_heads mini.inner mini.positions "
+    "imitation.batch value.batch ppo.environments ppo.rollout ppo.batch ppo.epochs ppo.max_steps".split()
+)
+"""Numbers of which there is at least one; every other number may be 0."""
+
+SHARES = frozenset(("ppo.gamma", "ppo.gae"))
+"""Numbers that are at most 1."""
 
 NONE = "none"
 """TOML has no other word for it."""
@@ -112,6 +122,14 @@ class TrainConfig:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} is none of {', '.join(known)}")
         if not 0 <= self.held_out < 1:
             raise TrainingError(f"held_out is a share of the trees, from 0 to below 1, not {self.held_out}")
+        for name, value in _flat(self):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                least, most = int(name in POSITIVE), 1 if name in SHARES else math.inf
+                if not (math.isfinite(value) and least <= value <= most):
+                    upper = f" to {most}" if name in SHARES else ""
+                    raise TrainingError(f"{name} is a number from {least}{upper or ' on'}, not {value}")
+        if self.ppo.steps and self.ppo.environments * self.ppo.rollout < 2:
+            raise TrainingError("ppo.environments and ppo.rollout are both 1: an update needs at least two steps")
         if self.dtype != "float32" and not self.lora:
             raise TrainingError(f"dtype = {self.dtype!r} is for weights that stay as they are: set lora, say to 16")
 
@@ -135,7 +153,7 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = (), default
     """Settings from `defaults`, a TOML file, if any, and `overrides` such as ``"ppo.steps=2048"``, the later winning.
 
     Raises:
-        TrainingError: an unknown name, a value of another type, or a file that cannot be read.
+        TrainingError: an unknown name, a value of another type or out of range, or a file that cannot be read.
     """
     data: dict[str, Any] = {}
     _override(data, defaults)
@@ -257,7 +275,10 @@ def _build(kind: type, data: Mapping[str, Any], prefix: str) -> Any:
         if name not in known:
             raise TrainingError(f"unknown setting {prefix}{name!s}; known: {', '.join(prefix + k for k in known)}")
         given[name] = _value(known[name], value, prefix + name)
-    return kind(**given)
+    try:
+        return kind(**given)
+    except ValueError as error:  # settings that do not fit each other
+        raise TrainingError(f"{prefix.removesuffix('.')}: {error}") from None
 
 
 def _value(kind: Any, value: Any, name: str) -> Any:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from qimeng.device import Device
 from qimeng.envs.steps.caching import UNKNOWN, CachingEvaluator, subject_of
@@ -95,20 +96,35 @@ class LateJudge(Evaluator):
 
 @dataclass
 class Meter:
-    """A budget of evaluations. A program counts once, at its first request, whatever the source of the answer.
+    """A budget of evaluations. A program counts once, at its first answer, whatever the source of the answer.
 
     Attributes:
         limit: how many; 0 for no limit.
-        asked: what was asked.
+        file: keeps what was answered, so that a run that was interrupted goes on with the rest of its budget.
+        answered: what was asked and answered. A start program that was submitted ahead and never needed is not in it.
     """
 
     limit: int = 0
-    asked: set[str] = field(default_factory=set)
+    file: Path | None = None
+    answered: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.file is not None and self.file.is_file():
+            self.answered.update(self.file.read_text().splitlines())
+
+    def count(self, key: str) -> None:
+        """Count a program that was answered, by what tells it from others."""
+        if key in self.answered:
+            return
+        self.answered.add(key)
+        if self.file is not None:
+            with open(self.file, "a") as kept:
+                kept.write(f"{key}\n")
 
     @property
     def used(self) -> int:
         """Evaluations so far."""
-        return len(self.asked)
+        return len(self.answered)
 
     def over(self) -> bool:
         """Whether the budget is used up."""
@@ -128,13 +144,14 @@ class MeteredEvaluator(Evaluator):
         self.evaluator, self.meter, self.key, self.at_once = evaluator, meter, key, evaluator.at_once
 
     def submit(self, request: EvaluationRequest) -> Ticket:
-        """Count the request and pass it on."""
-        self.meter.asked.add(f"{self.key} {subject_of(request.program, request.patch)}")
+        """Pass the request on."""
         return self.evaluator.submit(request)
 
     def gather(self, tickets: Sequence[Ticket], timeout: float | None = None) -> Iterator[tuple[Ticket, Evaluation]]:
-        """What the other says."""
-        return self.evaluator.gather(tickets, timeout)
+        """What the other says, counted."""
+        for ticket, found in self.evaluator.gather(tickets, timeout):
+            self.meter.count(f"{self.key} {subject_of(ticket.request.program, ticket.request.patch)}")
+            yield ticket, found
 
     def close(self) -> None:
         """Close the other."""

@@ -21,9 +21,9 @@ class MiniSize:
     """Size of a mini model; the defaults have 2.9 million parameters, 5.8 MB of half-precision weights.
 
     Attributes:
-        hidden: width.
+        hidden: width; a multiple of twice the `heads`.
         layers: number of blocks.
-        heads: attention heads; `hidden` is a multiple of it.
+        heads: attention heads.
         kv_heads: heads of keys and values; `heads` is a multiple of it.
         inner: width inside the feed-forward part.
         positions: longest row that positions are made for: state and action.
@@ -35,6 +35,13 @@ class MiniSize:
     kv_heads: int = 1
     inner: int = 576
     positions: int = 1024
+
+    def __post_init__(self) -> None:
+        if min(self.heads, self.kv_heads) < 1 or self.heads % self.kv_heads or self.hidden % (2 * self.heads):
+            raise ValueError(
+                "the width must be a multiple of twice the heads, and the heads one of the heads of keys and values; "
+                f"got {self.hidden}, {self.heads} and {self.kv_heads}"
+            )
 
 
 def train_tokenizer(texts: Iterable[str], size: int = 2048, words: str = WORDS) -> Any:

@@ -11,6 +11,8 @@ train.
 | imitated/ | the planner after imitation alone |
 | checkpoint.pt | where PPO stands; a run that was killed goes on from it |
 | progress.jsonl | every row of progress, as it was reported |
+| answered.txt | the programs that live judges answered, one a line: what is spent of a budget of evaluations |
+| store.sqlite | what they answered |
 | report.json | what came of it |
 """
 
@@ -27,14 +29,14 @@ from pathlib import Path
 import torch
 
 from qimeng.envs.gym.reward import Reward, make_reward
-from qimeng.planner.lm.checkpoint import put_weights, trained_weights
+from qimeng.planner.lm.checkpoint import FILE, put_weights, trained_weights
 from qimeng.planner.lm.config import TrainConfig, TrainingError, differences, load_config, processor_of, to_toml
 from qimeng.planner.lm.corpus import corpus
 from qimeng.planner.lm.imitation import Example, imitate
 from qimeng.planner.lm.mini import train_tokenizer
 from qimeng.planner.lm.planner import LanguageModelPlanner
 from qimeng.planner.lm.replay import Chance, mean_shares
-from qimeng.planner.lm.sources import IMITATED, Sources
+from qimeng.planner.lm.sources import ANSWERED, IMITATED, Sources
 from qimeng.planner.lm.stored import Offer
 from qimeng.planner.lm.training import Validation, make_environment, train
 from qimeng.planner.lm.value import pretrain_value
@@ -48,6 +50,9 @@ READ = 1500
 
 PASSES = "imitation.pt"
 """File of a run's folder that says where imitation stands."""
+
+BEGUN = (PASSES, "imitated", FILE, "planner.json")
+"""Of these files, a folder has one once something was trained in it."""
 
 OnProgress = Callable[[str, Mapping[str, float]], None]
 """Called with the name of the phase and its figures."""
@@ -238,6 +243,8 @@ class Run:
 def prepare(out: Path, config: TrainConfig) -> None:
     """Make the folder of a run, or see that the run in it has the same settings.
 
+    A run that ended before it had trained anything is none: other settings take its place.
+
     Raises:
         TrainingError: it has others, no trees are named to train on, or TensorBoard is wanted and not installed.
     """
@@ -249,7 +256,10 @@ def prepare(out: Path, config: TrainConfig) -> None:
         raise TrainingError("TensorBoard is not installed: pip install 'qimeng[tensorboard]', or leave its logs out")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "config.toml"
-    if path.exists():
+    if not any((out / part).exists() for part in BEGUN):
+        for part in (ANSWERED, "progress.jsonl"):
+            (out / part).unlink(missing_ok=True)
+    elif path.exists():
         changed = differences(load_config(path), config)
         if changed:
             raise TrainingError(

@@ -30,6 +30,9 @@ from qimeng.store import Store
 IMITATED = Path("imitated") / "figures.json"
 """File of a run's folder that is there once imitation is done."""
 
+ANSWERED = "answered.txt"
+"""File of a run's folder that lists the programs that judges answered."""
+
 
 @dataclass
 class Sources:
@@ -98,7 +101,7 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0, elsewhere: Else
         DeviceError: an unknown device.
     """
     processor_of(config)  # before minutes of reading
-    meter, judges = Meter(evaluations), OpenJudges()
+    meter, judges = Meter(evaluations, None if config.answers == "stored" else out / ANSWERED), OpenJudges()
     if config.answers == "live":
         device = make_device(config.device or None) if elsewhere is None else elsewhere.device
         store = Store(out / "store.sqlite")
@@ -213,4 +216,4 @@ def _judging(name: str) -> Device:
     return make_device(name.removesuffix("(here)"))
 
 
-__all__ = ["IMITATED", "Sources", "describe_trees", "gather", "split", "within"]
+__all__ = ["ANSWERED", "IMITATED", "Sources", "describe_trees", "gather", "split", "within"]

@@ -293,12 +293,13 @@ def train(
                 tell({"steps": self.num_timesteps, **mean, "seconds": time.monotonic() - began})
 
     learner = make_learner(model, tasks, s, reward, tensorboard, offer)
-    if checkpoint is not None and (Path(checkpoint) / FILE).exists():
+    resumed = checkpoint is not None and (Path(checkpoint) / FILE).exists()
+    if checkpoint is not None and resumed:
         notes, weights = load_checkpoint(learner, checkpoint)
         looks.take_up(notes, weights)
     left = s.steps - learner.num_timesteps
     if left > 0 and not looks.over:
-        learner.learn(left, callback=Watch(), reset_num_timesteps=learner.num_timesteps == 0)
+        learner.learn(left, callback=Watch(), reset_num_timesteps=not resumed)  # a reset draws new episodes
         tell(looks.look(learner, force=True))
         save()
     if looks.weights is not None:

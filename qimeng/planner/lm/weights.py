@@ -193,6 +193,8 @@ def _about(folder: Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:
         raise WeightsError(f"{path} is damaged: {error}") from error
+    if not isinstance(about, dict):
+        raise WeightsError(f"{path} is damaged: it holds no table")
     again = "train it again, or use the version that it was trained with"
     first = about.get("format") == first_observation.FORMAT
     if not first and about.get("format") != FORMAT:

@@ -233,6 +233,34 @@ def test_candidates_are_asked_for_in_parallel() -> None:
         assert [r.text for r in chat.ask(ASKED, 3)] == ["hello"] * 3
 
 
+def test_answers_that_nobody_waits_for_are_not_asked_for_again() -> None:
+    import threading
+    import time
+
+    gate, first = threading.Event(), iter([Says("hello")])
+
+    def script(asked: dict[str, Any]) -> Says:
+        return next(first, Says("late", 500))
+
+    with served(script) as endpoint:
+        plain = endpoint.answer
+
+        def answer(handler: Any, says: Says) -> None:
+            if says.status >= 400:
+                gate.wait(5)
+            plain(handler, says)
+
+        endpoint.answer = answer  # type: ignore[method-assign]
+        chat, slept = client(endpoint)
+        answers = iter(chat.ask(ASKED, 3))
+        assert next(answers).text == "hello"
+        answers.close()  # type: ignore[attr-defined]
+        gate.set()
+        time.sleep(0.5)
+        assert len(endpoint.asked) <= 3 and not slept.slept
+        chat.close()
+
+
 def test_some_candidates_may_fail_but_not_all() -> None:
     with served([Says("no", 400), Says("hello"), Says("hello")]) as endpoint:
         assert len(list(client(endpoint)[0].ask(ASKED, 3))) == 2

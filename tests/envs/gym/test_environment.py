@@ -96,6 +96,20 @@ def test_both_checkers_pass_on_the_wrapped_environment(task: Task) -> None:
             check_env(wrapped)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tasks": []}, "at least one task"),
+        ({"tasks": "problem.py"}, "made by qimeng.envs.steps.setup.make_task, got 'problem.py'"),
+        ({"reward": "paper"}, "make_reward, got 'paper'"),
+        ({"max_steps": 0}, "max_steps is at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused_when_it_is_made(task: Task, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KernelOptimizationEnv(**{"tasks": task, **given})
+
+
 def test_registering_twice_is_harmless(task: Task) -> None:
     gymnasium.registry.pop(ENVIRONMENT)
     register_environment()

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from qimeng.planner.lm.config import (
+    POSITIVE,
+    SHARES,
     TrainConfig,
     TrainingError,
+    _flat,
     differences,
     load_config,
     meanings,
@@ -52,6 +55,10 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
     assert differences(config, load_config(path, ["seed=4"])) == ["ppo.steps", "ppo.epochs", "seed"]
 
 
+def test_limits_are_of_settings_that_there_are() -> None:
+    assert {name for name, _ in _flat(TrainConfig())} >= POSITIVE | SHARES
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -64,6 +71,17 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
         ([TREES, "reward=speed"], "reward = 'speed' is none of milestones, paper, log-speedup"),
         ([TREES, "answers=guessed"], "is none of stored, live, mixed"),
         ([TREES, "held_out=1.0"], "from 0 to below 1"),
+        ([TREES, "ppo.steps=-4"], "ppo.steps is a number from 0 on, not -4"),
+        ([TREES, "imitation.rate=nan"], "imitation.rate is a number from 0 on, not nan"),
+        ([TREES, "ppo.target_kl=inf"], "ppo.target_kl is a number from 0 on, not inf"),
+        ([TREES, "length=0"], "length is a number from 1 on, not 0"),
+        ([TREES, "ppo.environments=0"], "ppo.environments is a number from 1 on, not 0"),
+        ([TREES, "ppo.gae=1.5"], "ppo.gae is a number from 0 to 1, not 1.5"),
+        ([TREES, "ppo.environments=1", "ppo.rollout=1"], "an update needs at least two steps"),
+        ([TREES, "mini.hidden=225"], "mini: the width must be a multiple of twice the heads.* got 225, 7 and 1"),
+        ([TREES, "mini.kv_heads=0"], "mini: .*got 224, 7 and 0"),
+        ([TREES, "teacher.guide=nobody"], "teacher: unknown planner 'nobody'; known: heuristic"),
+        ([TREES, "teacher.discount=2"], "teacher: the discount must lie between 0 and 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: list[str], message: str) -> None:

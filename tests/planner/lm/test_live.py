@@ -70,6 +70,24 @@ def test_a_meter_without_limit_is_never_over(task: Task) -> None:
     assert meter.used == 1 and not meter.over()
 
 
+def test_what_is_submitted_ahead_and_never_needed_is_not_counted(task: Task) -> None:
+    meter = Meter(limit=1)
+    metered = MeteredEvaluator(FakeEvaluator(), meter, "a")
+    ticket = metered.submit(task.request(task.start))
+    assert meter.used == 0 and not meter.over()
+    for _ in range(2):
+        assert metered.ask(ticket.request).ok and (meter.used, meter.over()) == (1, True)
+
+
+def test_a_budget_goes_on_where_a_run_was_interrupted(task: Task, tmp_path: Path) -> None:
+    for _ in range(2):
+        meter = Meter(2, tmp_path / "answered.txt")
+        MeteredEvaluator(FakeEvaluator(), meter, "a").evaluate(task.start)
+        assert (meter.used, meter.over()) == (1, False)
+    MeteredEvaluator(FakeEvaluator(), meter, "b").evaluate(task.start)
+    assert Meter(2, tmp_path / "answered.txt").over()
+
+
 def test_the_judge_is_asked_what_is_not_stored(task: Task) -> None:
     judge = FakeEvaluator()
     known = task.evaluator.evaluate(task.start)

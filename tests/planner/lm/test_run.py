@@ -20,7 +20,7 @@ from qimeng.planner.lm import run as run_module
 from qimeng.planner.lm.adapt import adaptation_config, run_adaptation
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
 from qimeng.planner.lm.planner import LanguageModelPlanner
-from qimeng.planner.lm.run import Report, Run
+from qimeng.planner.lm.run import Report, Run, prepare
 from qimeng.planner.lm.sources import gather
 from qimeng.planner.lm.stored import StoredTask
 from qimeng.planner.lm.weights import load
@@ -142,6 +142,17 @@ def test_what_a_run_refuses(trained: Path, trees_file: Path, settings: Path, tmp
         Run(other, trained, gather(other, trained))()
     with pytest.raises(TrainingError, match="no trees of 'b200': the files hold h200 .estimated."):
         gather(config("device=b200"), tmp_path)
+
+
+def test_a_run_that_never_began_holds_no_folder(
+    trees_file: Path, settings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged, out = tmp_path / "damaged.xz", tmp_path / "run"
+    damaged.write_bytes(trees_file.read_bytes()[:100])
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", str(damaged), "--out", str(out)])
+    assert "cannot be read as trees" in capsys.readouterr().err
+    prepare(out, load_config(settings, [f'trees=["{trees_file}"]']))
 
 
 def test_tensorboard_that_is_missing_is_named(

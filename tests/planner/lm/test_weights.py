@@ -151,6 +151,7 @@ def other_size(folder: Path) -> None:
         (about(features=3), "reads 3 features"),
         (about(adapter=True), "names no base model"),
         (lambda folder: (folder / "planner.json").write_text("{"), "planner.json is damaged"),
+        (lambda folder: (folder / "planner.json").write_text("[]"), "planner.json is damaged: it holds no table"),
         (shutil.rmtree, "planner.json is missing"),
     ],
 )
