@@ -12,6 +12,9 @@ from torch import nn
 from qimeng import KernelSpec
 from qimeng.envs.steps.setup import make_task
 from qimeng.errors import SpecError
+from qimeng.graph.capture import CaptureError
+from qimeng.program import verify
+from qimeng.program.verify import capture_spec
 from qimeng.spec.declared import WeightForm, register_weights, unregister_weights, weight_form
 from qimeng.spec.declared_linear import DeclaredLinear, read_declared
 from qimeng.vocabulary.lowprecision.forms import packed, unpacked
@@ -141,10 +144,11 @@ def halves() -> Iterator[type[Halves]]:
 def test_a_form_that_a_script_registers_travels_with_its_spec(halves: type[Halves]) -> None:
     register_weights("halves", lambda rest: halves())
     module, x = layer(4, 96, 24, torch.float32)
+    linear = module[0]
     data = spec_of(module, x, "halves").to_bytes()
     unregister_weights("halves")  # as another process, which has not run the script
     found = KernelSpec.from_bytes(data).with_(name="made again")
-    assert torch.equal(found.module()(x), nn.functional.linear(x, module[0].weight * 0.5, module[0].bias))
+    assert torch.equal(found.module()(x), nn.functional.linear(x, linear.weight * 0.5, linear.bias))
     assert KernelSpec.from_bytes(found.to_bytes()) == found, "and on to the next one"
 
 
@@ -201,6 +205,17 @@ def test_a_module_without_linear_layers_is_refused() -> None:
 def test_weights_of_another_dtype_are_refused() -> None:
     with pytest.raises(SpecError, match="a weight of torch.float64; it must be fp32, fp16 or bf16"):
         KernelSpec.from_module(nn.Linear(96, 8).double(), (X.double(),), weights="int8").check()
+
+
+def test_what_makes_codes_of_a_weight_does_not_make_a_layer_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: some twenty operators, each of a weight's size, run once over it."""
+    module, x = layer(8, 512, 512, torch.float32)
+    monkeypatch.setattr(KernelSpec, "reduced", lambda spec: spec)
+    monkeypatch.setattr(verify, "RUNNABLE", 3 * 512 * 512)
+    capture_spec(spec_of(module, x, "int4:64"))
+    monkeypatch.setattr(verify, "RUNNABLE", 8 * 512)
+    with pytest.raises(CaptureError, match="no smaller size does the same"):
+        capture_spec(spec_of(module, x, "int4:64"))
 
 
 def test_what_cannot_be_captured_is_refused() -> None:
