@@ -43,7 +43,7 @@ from qimeng.cli_coder import (
 from qimeng.cli_collect import app as collect_app
 from qimeng.cli_console import console
 from qimeng.cli_finetune import finetune
-from qimeng.cli_names import check_names, listed, number, split
+from qimeng.cli_names import Activations, Weights, check_names, listed, number, split
 from qimeng.cli_report import replay, report
 from qimeng.cli_serve import serve
 from qimeng.cli_train import adapt, train
@@ -119,6 +119,8 @@ def optimize(
     compile_modes: Annotated[
         str, typer.Option(help="Modes of torch.compile to compare with, comma-separated; '' for none.")
     ] = "default",
+    weights: Weights = "",
+    activations: Activations = "",
     deterministic: Annotated[
         bool,
         typer.Option("--deterministic", help="Ask for the same bits in every call; kernels whose sums vary are out."),
@@ -151,7 +153,8 @@ def optimize(
     check_names(planner, coder, search, mode, dtype, modes)
     writer = made_coder(coder, base_url, llm_calls, llm_tokens, llm_money, llm_prices, candidates, llm_prompts)
     target = make_device(device or None)
-    spec = KernelSpec.from_file(file, dtype=dtype, mode=mode, deterministic=deterministic)
+    declared = {"weights": weights, "activations": activations}
+    spec = KernelSpec.from_file(file, dtype=dtype, mode=mode, deterministic=deterministic, **declared)
     folder = out or Path("runs") / file.stem
     folder.mkdir(parents=True, exist_ok=True)
     screen = console(stderr=as_json)

@@ -7,10 +7,19 @@ mean.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import typer
 
 from qimeng.errors import QimengError
+
+Weights = Annotated[
+    str,
+    typer.Option(help="How weights of linear layers may be stored, such as int4:64, fp8 or csr:5. Default: as given."),
+]
+Activations = Annotated[
+    str, typer.Option(help="How their inputs are read beside such weights, such as int8. Default: as given.")
+]
 
 
 def listed(names: Iterable[str]) -> str:
@@ -77,4 +86,4 @@ def check_names(
                 raise QimengError(f"unknown {what} {name!r}; known: {', '.join(known)}")
 
 
-__all__ = ["check_names", "listed", "number", "split"]
+__all__ = ["Activations", "Weights", "check_names", "listed", "number", "split"]

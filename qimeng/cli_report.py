@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from qimeng.cli_names import Activations, Weights
 from qimeng.errors import QimengError
 
 
@@ -35,6 +36,8 @@ def replay(
     file: Annotated[Path, typer.Argument(help="The file that was optimized.")],
     device: Annotated[str, typer.Option(help="Name of a device. Default: this machine's GPU, else the result's.")] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16: what the result was made for.")] = "float32",
+    weights: Weights = "",
+    activations: Activations = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Make a stored result again from its recipe, without a coder; verify and time it."""
@@ -47,7 +50,7 @@ def replay(
 
     result = Result.load(folder.parent if folder.name == "recipe.json" else folder)
     named = device or (None if current_device() else result.device)
-    spec = KernelSpec.from_file(file, dtype=dtype, mode=result.mode)
+    spec = KernelSpec.from_file(file, dtype=dtype, mode=result.mode, weights=weights, activations=activations)
     task = make_task(spec, device=named)
     try:
         again = made_again(result, replace(task, options=FinalOptions()))

@@ -186,6 +186,15 @@ def anything(found: Any) -> str:
     return ""
 
 
+def not_an_object(thing: Any, noun: str, base: type) -> str:
+    """What is wrong with `thing`, which should be an object of a class that extends `base`; empty where nothing is."""
+    if isinstance(thing, base):
+        return ""
+    if isinstance(thing, type) and issubclass(thing, base):
+        return f"give an object of the class, {thing.__qualname__}(), not the class {thing.__qualname__}"
+    return f"a {noun} must extend {base.__module__}.{base.__qualname__}, {type(thing).__qualname__} does not"
+
+
 def where(thing: Any) -> str:
     """Module and class of an object, to find it by."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
@@ -198,6 +207,7 @@ __all__ = [
     "anything",
     "guard",
     "named",
+    "not_an_object",
     "returns",
     "run_files",
     "unusable",

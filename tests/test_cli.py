@@ -75,6 +75,34 @@ def test_optimize_and_show(problem: Path, tmp_path: Path, capsys: pytest.Capture
     assert "class Model" in capsys.readouterr().out
 
 
+LINEAR = """
+import torch
+def Model():
+    return torch.nn.Linear(32, 16)
+def get_inputs():
+    return [torch.rand(8, 32)]
+def get_init_inputs():
+    return []
+"""
+
+
+def test_weights_are_declared_and_the_result_is_made_again(
+    problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem.write_text(LINEAR)
+    out, declared = tmp_path / "out", ("--weights", "int8", "--activations", "int8")
+    assert run("optimize", problem, *QUICK, *declared, "--device", "h200", "--out", out) == 0
+    assert "weights int8, activations int8 as declared" in capsys.readouterr().out
+    assert run("replay", out, problem, *declared) == 0
+    assert "program: the same\n" in capsys.readouterr().out
+    assert run("replay", out, problem) == 2
+    assert "is for weights int8, activations int8, and the given computation declares nothing" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert run("optimize", problem, *QUICK, "--weights", "int3", "--out", out) == 2
+    assert "weights='int3': no such form of weights; known: " in capsys.readouterr().err
+
+
 def test_optimize_for_machines_prints_one_object(
     problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from qimeng.actions.guard import guarded
 from qimeng.errors import FamilyFault, IllegalAction, KindFault
 from qimeng.family import families, take_faults
 from qimeng.interfaces import Action, Coder, Request
-from qimeng.plugins import Installed
+from qimeng.plugins import Installed, not_an_object
 from qimeng.program.program import Program
 
 GROUP = "qimeng.actions"
@@ -23,9 +23,11 @@ def register(kind: Kind) -> Kind:
     """Add a kind to the vocabulary.
 
     Raises:
-        ValueError: a kind of that name is registered already, the name is not an identifier, the options are no tuple
-            of texts, or the family is unknown.
+        ValueError: it is no object of `Kind`, a kind of that name is registered already, the name is not an identifier,
+            the options are no tuple of texts, or the family is unknown.
     """
+    if text := not_an_object(kind, "kind of action", Kind):
+        raise ValueError(text)
     name, options, nest = getattr(kind, "name", None), kind.options, getattr(kind, "family", None)
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"a kind's name must be an identifier, {type(kind).__qualname__} has {name!r}")

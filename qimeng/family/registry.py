@@ -17,7 +17,7 @@ from qimeng.errors import FamilyFault, IllegalAction
 from qimeng.family.base import AnyFamily, Family, Move, NotConcerned, Unsupported
 from qimeng.family.guard import guarded
 from qimeng.graph.region import Region, RegionKey
-from qimeng.plugins import SHIPPED, Installed
+from qimeng.plugins import SHIPPED, Installed, not_an_object
 from qimeng.program.schedule import Schedule
 
 GROUP = "qimeng.families"
@@ -68,9 +68,9 @@ def register_family(family: AnyFamily) -> AnyFamily:
             frozen dataclass of that family whose fields have defaults, rivals are no names of others, or a move is no
             `Move`.
     """
+    if text := not_an_object(family, "family", Family):
+        raise ValueError(text)
     name, schedule = getattr(family, "name", None), getattr(family, "schedule", None)
-    if not isinstance(family, Family):
-        raise ValueError(f"a family must extend qimeng.family.Family, {type(family).__qualname__} does not")
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"a family's name must be an identifier, {type(family).__qualname__} has {name!r}")
     if name in BUILT_IN or name in _own:

@@ -31,7 +31,10 @@ def schedule_from_data(data: dict[str, Any]) -> Schedule:
     family = families().get(name)
     if family is None:
         known_names = ", ".join(families())
-        raise ValueError(f"there is no family {name!r} (known: {known_names}); install the package that brings it")
+        raise ValueError(
+            f"there is no family {name!r} (known: {known_names}); install the package that brings it, or give its file "
+            "(--plugin)"
+        )
     known = {f.name for f in fields(family.schedule) if f.init}
     ignored = {"family"} | (OLD_FIELDS if name in OLD_FAMILIES else frozenset())
     if unknown := sorted(set(data) - known - ignored):

@@ -151,6 +151,11 @@ def _refuse_sparse(module: torch.nn.Module) -> None:
         for name, x in held.items():
             if not isinstance(x, torch.Tensor):
                 continue
+            if x.is_nested:
+                raise CaptureError(
+                    f"its tensor {f'{prefix}.{name}'.lstrip('.')} is nested, which a program cannot hold. To have it "
+                    "optimized, keep its values and offsets as dense buffers"
+                )
             halves = isinstance(x, torch.sparse.SparseSemiStructuredTensor)
             if x.layout is not torch.strided or halves:
                 kind = "semi-structured" if halves else str(x.layout).removeprefix("torch.sparse_").upper()

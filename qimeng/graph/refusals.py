@@ -30,7 +30,20 @@ RETURN_INSTEAD = (
     "To have it optimized, return tensors of fixed size (a mask, or padding), or optimize the part before it"
 )
 
+SPARSE = "it makes a sparse tensor inside of forward"
+SPARSE_INSTEAD = (
+    "To have it optimized, keep the dense weight in a torch.nn.Linear and declare weights='csr:5' or the like, "
+    "or keep indices and values as dense tensors and write gathers and reductions (index_add, segment_reduce)"
+)
+NESTED = "it uses a nested tensor inside of forward"
+NESTED_INSTEAD = (
+    "To have it optimized, keep values and offsets as dense tensors and write reductions of segments (segment_reduce, "
+    "index_add)"
+)
+
 _VALUES = ("DataDependent", "PendingUnbacked", "UserError")
+_NESTED = ("nested_tensor", "NestedTensor", "jagged")
+_SPARSE = ("Sparse", "sparse_", "compressed tensor", "layout_impl")
 _NUMPY = (".numpy()", "FakeTensor", "is not allocated yet", "data_ptr")
 
 
@@ -53,6 +66,10 @@ def of_export(error: BaseException) -> str:
         )
     if (found := re.match(r"Constant (\S+) is mutated", first)) is not None:
         return f"forward keeps state in {found[1]}. {STATE_INSTEAD}"
+    if any(word in first for word in _NESTED):
+        return f"{NESTED}{line_of(error)}. {NESTED_INSTEAD}"
+    if any(word in first for word in _SPARSE):
+        return f"{SPARSE}{line_of(error)}. {SPARSE_INSTEAD}"
     if any(word in first for word in _NUMPY):
         return f"{NUMPY}{line_of(error)}. {INSTEAD}"
     return f"torch.export: {name}: {first[:300]}{line_of(error)}"

@@ -5,7 +5,7 @@ Deals in text and its calling convention. Knows nothing about programs, or about
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +62,15 @@ class Implementation:
         return digest_of(
             "implementation", i.language, i.source, i.entry, i.prepare, i.prepare_inputs, schedule_content(i.schedule)
         )
+
+    @property
+    def text_alone(self) -> Implementation:
+        """The same with its digest and without its schedule, whose class a worker may not have."""
+        if self.schedule is None:
+            return self
+        found = replace(self, schedule=None)
+        found.__dict__["digest"] = self.digest
+        return found
 
     @property
     def generated(self) -> bool:

@@ -136,6 +136,8 @@ def _run_on(device: str, spec: Computation, values: bool) -> None:
             return  # a long loop takes far longer without values than with them
         except NEEDS_VALUES:
             return  # it runs on real values only
+        except SpecError:
+            raise  # of a form of weights, which says all
         except Exception as error:  # whatever the user's module raises is reported as it is
             if device == "cpu" and missing_on_cpu(error):
                 raise _MissingOnCpu from error

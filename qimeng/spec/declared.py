@@ -1,28 +1,22 @@
 """Weights and activations that a spec declares to be in fewer bits: what a form is, where forms are registered.
 
-A declaration such as ``weights="int8"`` changes what is computed: each `torch.nn.Linear` multiplies by the values that
-the stored form of its weight gives back; with ``activations="int8"`` its input is read in such a way too. Parameters
-and state_dict stay as they are. Deals in modules. Knows nothing about any one form, nor about graphs or kernels.
+Deals in words, in functions that make forms, and in how other processes come by those of a user's own script. Knows
+nothing about any one form, nor about modules (`qimeng.spec.declared_linear`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from qimeng.errors import SpecError
 from qimeng.plugins import Installed
 
 GROUP = "qimeng.weights"
 """Entry-point group through which other packages add forms."""
-
-ALLOWED = (torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes of weights that may be declared to be stored otherwise."""
 
 
 class WeightForm(ABC):
@@ -64,8 +58,15 @@ Maker = Callable[[str], WeightForm]
 ActivationMaker = Callable[[str], ActivationForm]
 """The same for activations."""
 
+Form = TypeVar("Form", WeightForm, ActivationForm)
+
+Makers = dict[str, dict[str, Callable[[str], Any]]]
+"""What makes forms, by ``"weights"`` or ``"activations"`` and by word."""
+
 _MAKERS: dict[str, Maker] = {}
 _ACTIVATIONS: dict[str, ActivationMaker] = {}
+_FOUND_ANYWHERE: set[tuple[str, str]] = set()
+"""Kinds and words of the forms that every process finds: those of the library and of installed packages."""
 
 
 def register_weights(word: str, make: Maker) -> None:
@@ -76,16 +77,17 @@ def register_weights(word: str, make: Maker) -> None:
         make: makes the form.
 
     Raises:
-        ValueError: the word is neither an identifier nor a number, or taken.
+        ValueError: the word is neither an identifier nor a number, or taken; what makes the form is no function.
     """
     if not (word.isidentifier() or word.isdecimal()) or word in _MAKERS:
         raise ValueError(f"a form of weights needs an identifier of its own, not {word!r}")
-    _MAKERS[word] = make
+    _MAKERS[word] = _function("weights", word, make)
 
 
 def unregister_weights(word: str) -> None:
     """Take a form away again (for tests and notebooks)."""
     _MAKERS.pop(word, None)
+    _FOUND_ANYWHERE.discard(("weights", word))
 
 
 def register_activations(word: str, make: ActivationMaker) -> None:
@@ -96,16 +98,17 @@ def register_activations(word: str, make: ActivationMaker) -> None:
         make: makes the form.
 
     Raises:
-        ValueError: the word is no identifier, or taken.
+        ValueError: the word is no identifier, or taken; what makes the form is no function.
     """
     if not word.isidentifier() or word in _ACTIVATIONS:
         raise ValueError(f"a form of activations needs an identifier of its own, not {word!r}")
-    _ACTIVATIONS[word] = make
+    _ACTIVATIONS[word] = _function("activations", word, make)
 
 
 def unregister_activations(word: str) -> None:
     """Take a form away again (for tests and notebooks)."""
     _ACTIVATIONS.pop(word, None)
+    _FOUND_ANYWHERE.discard(("activations", word))
 
 
 def weight_form(text: str) -> WeightForm:
@@ -115,11 +118,11 @@ def weight_form(text: str) -> WeightForm:
         SpecError: there is none, or what follows the colon is wrong.
     """
     word, _, rest = str(text).partition(":")
-    _installed.take()
+    _take_installed()
     if word not in _MAKERS:
         known = ", ".join(f"{word}:…" if word.isdecimal() else word for word in sorted(_MAKERS))
         raise SpecError(f"weights={text!r}: no such form of weights; known: {known}")
-    return _MAKERS[word](rest)
+    return _made("weights", word, rest, _MAKERS[word], WeightForm)
 
 
 def activation_form(text: str, weights: str) -> ActivationForm:
@@ -134,90 +137,92 @@ def activation_form(text: str, weights: str) -> ActivationForm:
             codes of one kind on both sides.
     """
     word, _, rest = str(text).partition(":")
-    _installed.take()
+    _take_installed()
     if word not in _ACTIVATIONS:
         known = ", ".join(sorted(_ACTIVATIONS))
         raise SpecError(f"activations={text!r}: no such form of activations; known: {known}")
     if weights.partition(":")[0] != word:
         raise SpecError(f"activations={text!r} needs weights={word!r} beside it, not weights={weights!r}")
-    return _ACTIVATIONS[word](rest)
+    return _made("activations", word, rest, _ACTIVATIONS[word], ActivationForm)
 
 
-class DeclaredLinear(torch.nn.Linear):
-    """A linear layer whose weight is read through a form, and its input where one is declared for it.
-
-    Where it runs for its values, what the form gives is kept until the weight changes: PyTorch's time is that of a
-    plain linear layer on such weights. torch.compile is given the kept tensor as well. Where it is traced to a graph,
-    the form's operators are part of the graph.
-    """
-
-    form: WeightForm
-    activations: ActivationForm | None
-    kept: torch.Tensor | None
-    made_of: Any
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As a linear layer."""
-        if torch.compiler.is_dynamo_compiling() and self.kept is not None:
-            weight = self.kept
-        elif torch.compiler.is_compiling() or isinstance(self.weight, FakeTensor):
-            weight = self.form.declared(self.weight)
-        else:
-            weight = self.known()
-        return torch.nn.functional.linear(self.read(input), weight, self.bias)
-
-    def read(self, input: torch.Tensor) -> torch.Tensor:
-        """What multiplies in place of the input."""
-        if self.activations is None:
-            return input
-        if torch.compiler.is_compiling() or isinstance(input, FakeTensor):
-            return self.activations.declared(input)
-        with _disable_current_modes():  # fp32 means fp32 in a float64 reference too
-            return self.activations.declared(input)
-
-    def known(self) -> torch.Tensor:
-        """What the form gives for the present weight."""
-        w = self.weight
-        now = (w._version, w.data_ptr(), w.dtype, w.device)
-        if self.kept is None or self.made_of != now:
-            with _disable_current_modes(), torch.no_grad():  # fp32 means fp32 in a float64 reference too
-                self.kept, self.made_of = self.form.declared(w.detach()), now
-        return self.kept
+def _function(noun: str, word: str, make: Any) -> Any:
+    if not callable(make):
+        raise ValueError(f"the form {word!r} of {noun} needs a function that makes it from a text, not {make!r}")
+    return make
 
 
-def read_declared(module: torch.nn.Module) -> None:
-    """Make what the forms of `module` give where that is not known, so that the next call takes no time for it."""
-    for layer in module.modules():
-        if isinstance(layer, DeclaredLinear):
-            layer.known()
-
-
-def declare(module: torch.nn.Module, form: WeightForm, activations: ActivationForm | None = None) -> None:
-    """Have every plain `torch.nn.Linear` of `module` read its weight through `form`, in place.
-
-    Args:
-        module: the module.
-        form: of the weights.
-        activations: the form of the layers' inputs; None where they stay as they are.
+def _made(noun: str, word: str, rest: str, make: Callable[[str], Form], kind: type) -> Form:
+    """The form that `make` makes, once it is one.
 
     Raises:
-        SpecError: there is none, or a weight is of a dtype that is not stored so.
+        SpecError: the declaration is wrong, or the form is at fault.
     """
-    layers = [m for m in module.modules() if type(m) is torch.nn.Linear]
-    if not layers:
-        raise SpecError(f"weights={form.text!r}: {type(module).__name__} has no torch.nn.Linear")
-    for layer in layers:
-        if layer.weight.dtype not in ALLOWED:
-            raise SpecError(f"weights={form.text!r}: a weight of {layer.weight.dtype}; it must be fp32, fp16 or bf16")
-        layer.__class__ = DeclaredLinear
-        vars(layer).update(form=form, activations=activations, kept=None, made_of=None)
+    try:
+        form = make(rest)
+    except SpecError:
+        raise
+    except Exception as error:  # another package's code may raise anything
+        raise SpecError(
+            f"the form {word!r} of {noun} is at fault: making it raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(form, kind):
+        made = f"the class {form.__qualname__}" if isinstance(form, type) else type(form).__name__
+        raise SpecError(
+            f"the form {word!r} of {noun} is at fault: it is made as {made}, not an object of {kind.__name__}"
+        )
+    text = getattr(form, "text", None)
+    if not isinstance(text, str) or text.partition(":")[0] != word:
+        raise SpecError(f"the form {word!r} of {noun} is at fault: its text is {text!r}; it must begin with its word")
+    return form
+
+
+def own_makers(weights: str, activations: str) -> Makers:
+    """What makes the declared forms, where no other process would find it by itself.
+
+    That is what a user's own script registers. Forms of the library and of installed packages are left out.
+    """
+    found: Makers = {}
+    for noun, text, makers in (("weights", weights, _MAKERS), ("activations", activations, _ACTIVATIONS)):
+        word = text.partition(":")[0]
+        if word in makers and (noun, word) not in _FOUND_ANYWHERE:
+            found[noun] = {word: makers[word]}
+    return found
+
+
+def own_code(weights: str, activations: str) -> list[Any]:
+    """The functions of `own_makers` and the classes of the forms that they make."""
+    found: list[Any] = []
+    for noun, makers in own_makers(weights, activations).items():
+        form = weight_form(weights) if noun == "weights" else activation_form(activations, weights)
+        found += [*makers.values(), *type(form).__mro__]
+    return found
+
+
+def take_makers(found: Makers) -> None:
+    """Register in this process what `own_makers` gave in another; what is known here stays."""
+    _take_installed()
+    for noun, makers in (("weights", _MAKERS), ("activations", _ACTIVATIONS)):
+        for word, make in found.get(noun, {}).items():
+            makers.setdefault(word, make)
+
+
+def _take_installed() -> None:
+    """Have the library and installed packages register their forms; every process finds those."""
+    before = _words()
+    _installed.take()
+    _FOUND_ANYWHERE.update(_words() - before)
+
+
+def _words() -> set[tuple[str, str]]:
+    return {("weights", word) for word in _MAKERS} | {("activations", word) for word in _ACTIVATIONS}
 
 
 _installed = Installed(GROUP, "form of weights", lambda found: found())
 
 
 __all__ = [
-    "ALLOWED", "GROUP", "ActivationForm", "ActivationMaker", "DeclaredLinear", "Maker", "WeightForm",
-    "activation_form", "declare", "read_declared", "register_activations", "register_weights",
+    "GROUP", "ActivationForm", "ActivationMaker", "Maker", "Makers", "WeightForm",
+    "activation_form", "own_code", "own_makers", "register_activations", "register_weights", "take_makers",
     "unregister_activations", "unregister_weights", "weight_form",
 ]  # fmt: skip

@@ -22,7 +22,8 @@ from torch.utils import _pytree
 from qimeng.errors import SpecError
 from qimeng.spec.attributes import as_buffers, stateful, tensors_in
 from qimeng.spec.call import Call, arranged, with_keywords
-from qimeng.spec.declared import activation_form, declare, weight_form
+from qimeng.spec.declared import activation_form, own_code, own_makers, take_makers, weight_form
+from qimeng.spec.declared_linear import declare
 from qimeng.spec.distributions import EXAMPLES, redistribute
 from qimeng.spec.fake import fake_tensors
 from qimeng.spec.kept import make_state
@@ -523,13 +524,19 @@ class KernelSpec:
             state["domains"] = self.domains
         if "stateful" in self.__dict__:
             state["stateful"] = self.stateful
+        if makers := own_makers(self.weights, self.activations):
+            state["makers"] = makers  # what a user's own script registers, another process does not know
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        take_makers(state.pop("makers", {}))
+        self.__dict__.update(state)
 
     def to_bytes(self) -> bytes:
         """Itself as bytes, for another process; classes and functions of the user's own code travel by value."""
         from qimeng.spec.travel import pack
 
-        return pack(self)
+        return pack(self, own_code(self.weights, self.activations))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> KernelSpec:

@@ -9,6 +9,7 @@ import copyreg
 import inspect
 import io
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -20,15 +21,19 @@ from qimeng.spec.computation import Computation
 from qimeng.spec.origin import ExampleOrigin, FunctionModule
 
 
-def pack(spec: Computation) -> bytes:
+def pack(spec: Computation, beside: Sequence[Any] = ()) -> bytes:
     """`spec` as bytes.
+
+    Args:
+        spec: what travels.
+        beside: classes and functions that it needs beside those of its module.
 
     Raises:
         SpecError: something in it cannot be pickled.
     """
     import cloudpickle
 
-    modules = [m for m in _own_modules(spec) if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+    modules = [m for m in _own_modules(spec, beside) if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
     for m in modules:
         cloudpickle.register_pickle_by_value(m)
     try:
@@ -76,11 +81,12 @@ def unpack(data: bytes) -> Any:
     return cloudpickle.loads(data)
 
 
-def _own_modules(spec: Computation) -> list[ModuleType]:
+def _own_modules(spec: Computation, beside: Sequence[Any]) -> list[ModuleType]:
     """Python modules of the user's that define the spec's classes and functions."""
     held = _held_modules(spec)
     classes = [c for m in held for c in type(m).__mro__]
     things: list[Any] = [*dict.fromkeys(classes), *(m.function for m in held if isinstance(m, FunctionModule))]
+    things += beside
     found: dict[str, ModuleType] = {}
     for thing in things:
         module = sys.modules.get(getattr(inspect.unwrap(thing), "__module__", None) or "")

@@ -116,6 +116,9 @@ def test_registering_what_is_no_kind_is_refused(capsys: pytest.CaptureFixture[st
     ):
         with pytest.raises(ValueError, match=words):
             register(made(**attributes))
+    for thing, words in ((Plug, "an object of the class, Plug\\(\\), not the class Plug"), (3, "Kind, int does not")):
+        with pytest.raises(ValueError, match=words):
+            register(thing)  # type: ignore[arg-type]
     assert register(made(__doc__=None)).name == "plug", "a kind without a docstring works"
     with pytest.raises(SystemExit):
         main(["actions", "--json"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -17,6 +18,7 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.envs.cost.kernel_time import cost_of
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.result import Result
+from qimeng.envs.workers.compile import job_of
 from qimeng.errors import QimengError
 from qimeng.family import (
     Family,
@@ -83,6 +85,9 @@ def test_what_the_rest_of_the_library_learns_of_it() -> None:
     assert {a.kind for a in legal_actions(lowered, context)} >= {"tiling", "unfuse"}
     assert not {a.kind for a in legal_actions(lowered, context)} & {"split", "precision", "pipeline"}
     assert schedule_from_data({"family": "banded", "block": 64}) == BandSchedule(block=64)
+    sent = job_of(lowered.regions[0], made).implementation
+    assert sent.schedule is None, "a worker, which is kept from the user's files, cannot import its class"
+    assert pickle.loads(pickle.dumps(sent)).digest == made.digest, "it is known by the same digest there"
 
 
 class Raises(Banded):
@@ -156,7 +161,8 @@ def test_a_family_that_cannot_match_is_passed_over_with_a_note() -> None:
 
 def test_registering_what_is_no_family_is_refused() -> None:
     for made, words in (
-        (object(), "must extend qimeng.family.Family"),
+        (object(), "a family must extend qimeng.family.*Family, object does not"),
+        (Banded, "give an object of the class, Banded\\(\\), not the class Banded"),
         (type("Two", (Banded,), {"name": "two words"})(), "must be an identifier"),
         (type("Taken", (Banded,), {"name": "gemm"})(), "'gemm' is registered already"),
         (type("Bare", (Banded,), {"schedule": dict})(), "it must be a dataclass of Schedule"),

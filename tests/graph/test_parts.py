@@ -185,3 +185,38 @@ def test_a_sparse_tensor_is_named_with_what_to_do(held: str) -> None:
         text = rf"its tensor table is sparse \({kind}\), .* keep the dense weight .* declare weights='{declared}'"
         with pytest.raises(CaptureError, match=text):
             capture_spec(KernelSpec.of(Sparse(table, held), (torch.ones(16, 4),)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_nested_tensor_is_named_with_what_to_do(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(5, 4)], layout=layout)
+    with pytest.raises(
+        CaptureError, match="its tensor table is nested, .* keep its values and offsets as dense buffers"
+    ):
+        capture_spec(KernelSpec.of(Sparse(nested, "attribute"), (torch.ones(16, 4),)))
+
+
+class Inside(torch.nn.Module):
+    def __init__(self, made: Callable[..., torch.Tensor]):
+        super().__init__()
+        self.made = made
+
+    def forward(self, rows: torch.Tensor, columns: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return self.made(rows, columns, values)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda r, c, v: torch.sparse_csr_tensor(r, c, v[:, 0], (3, 4)) @ v, "makes a sparse tensor inside of forward"),
+        (lambda r, c, v: v.to_sparse_csr().to_dense(), "makes a sparse tensor inside of forward"),
+        (lambda r, c, v: torch.nested.nested_tensor_from_jagged(v, r).sum(1), "uses a nested tensor inside of forward"),
+        (lambda r, c, v: torch.nested.nested_tensor_from_jagged(v, r) * 2, "uses a nested tensor inside of forward"),
+    ],
+)
+def test_a_sparse_or_nested_tensor_that_forward_makes_is_named(made: Any, words: str) -> None:
+    inputs = (torch.tensor([0, 1, 1, 4]), torch.tensor([0, 1, 2, 3]), torch.ones(4, 4))
+    with pytest.raises(CaptureError, match=rf"{words}( \(.*\))?\. To have it optimized, keep .* dense"):
+        capture_spec(KernelSpec.of(Inside(made), inputs))

@@ -9,6 +9,7 @@ environment, in a process that has not imported Triton.
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,12 @@ def main(channel: Channel, setup: Setup) -> None:
     work(channel, setup)
 
 
+@cache
 def mend() -> None:
     """Round to bf16, multiply bf16 and TF32 operands, and round `fma` once, as a GPU does.
 
     Autotuners take their first choice. A kernel need not wait for the one before it. A truth that is broadcast stays
-    one; the interpreter would make a number of it.
+    one; the interpreter would make a number of it. Another call changes nothing.
     """
     import triton.language as tl
     from triton.runtime.autotuner import Autotuner

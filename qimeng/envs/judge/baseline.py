@@ -24,7 +24,7 @@ from qimeng.envs.workers.stopwatch import Effort, Samples, Stopwatch
 from qimeng.envs.workers.worker_setup import Draw, Setup, open_device
 from qimeng.interfaces import Timing
 from qimeng.spec import KernelSpec, perturb_parameters
-from qimeng.spec.declared import read_declared
+from qimeng.spec.declared_linear import read_declared
 
 EAGER = "eager"
 SLOWER, SLOWER_MS = 1.25, 0.005

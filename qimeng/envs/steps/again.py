@@ -39,10 +39,16 @@ def made_again(result: Result, task: Task) -> Again:
         task: of the same computation.
 
     Raises:
-        ReplayError: the recipe does not fit the computation, or the computation cannot be captured here.
+        ReplayError: the recipe does not fit the computation, or the computation cannot be captured here or declares
+            other weights.
     """
     if task.start.fallback:
         raise ReplayError(f"the computation cannot be captured, so that no recipe applies: {task.reason}")
+    if task.declared != result.declared:
+        raise ReplayError(
+            f"the result is for {result.declared or 'weights as they are'}, and the given computation declares "
+            f"{task.declared or 'nothing'}: declare the same (`--weights`, `--activations`)"
+        )
     program = result.recipe.replay(task.start.graph)
     evaluation = task.judged(program, asked=Asked.FINAL)
     return Again(program, program.source == result.source, evaluation, result.evaluation.ms)

@@ -161,10 +161,13 @@ class Result:
             module.load_state_dict({key: state[key] for key in module.state_dict()}, assign=True)
             module.train(reference.training)
             vars(module)[MADE_FROM] = reference
-        if "@triton.jit" in self.source and not (
-            torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
-        ):
-            module.register_forward_pre_hook(_needs_gpu)
+        if "@triton.jit" in self.source and not torch.cuda.is_available():
+            if os.environ.get("TRITON_INTERPRET") == "1":
+                from qimeng.envs.estimate.interpreter import mend
+
+                mend()  # as the judge does: without it, some kernels do not run and bf16 is wrong
+            else:
+                module.register_forward_pre_hook(_needs_gpu)
         return module
 
     def report(self) -> str:

@@ -50,7 +50,7 @@ def job_of(region: Region, implementation: Implementation) -> Job:
     """The job for one implementation of `region`."""
     graph = region.graph
     metas = tuple(None if graph.nodes[v.node].kind == "scalar" else graph.meta(v) for v in region.inputs)
-    return Job(implementation, metas)
+    return Job(implementation.text_alone, metas)
 
 
 class Compilers:

@@ -120,6 +120,8 @@ class _Call:
             self.passed.add(node.name)
             steps.append(node.operands()[0])
         source, meta = steps[-1], self.graph.meta(value)
+        if self.graph.nodes[source.node].kind == "constant":
+            raise Unsupported(f"{self.node.name} reads a number that is made in forward: hold it in a buffer")
         wanted = (1, shape[0]) if turned else row_major(shape)
         order = all(n == 1 or a == b for n, a, b in zip(shape, meta.stride, wanted, strict=True))
         if not order or not self.graph.meta(source).is_contiguous or self.graph.meta(source).numel != meta.numel:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +12,11 @@ from torch import nn
 from qimeng import KernelSpec
 from qimeng.envs.steps.setup import make_task
 from qimeng.errors import SpecError
-from qimeng.spec.declared import DeclaredLinear, read_declared, weight_form
+from qimeng.graph.capture import CaptureError
+from qimeng.program import verify
+from qimeng.program.verify import capture_spec
+from qimeng.spec.declared import WeightForm, register_weights, unregister_weights, weight_form
+from qimeng.spec.declared_linear import DeclaredLinear, read_declared
 from qimeng.vocabulary.lowprecision.forms import packed, unpacked
 from tests.vocabulary.lowprecision.samples import layer, spec_of
 
@@ -118,6 +125,60 @@ def test_the_declaration_belongs_to_the_digest_and_travels() -> None:
     assert plain.with_(weights="int8") == specs[0] and not plain.weights
 
 
+class Halves(WeightForm):
+    """Half of each weight: a form of a user's own script."""
+
+    text = "halves"
+
+    def declared(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 0.5
+
+
+@pytest.fixture
+def halves() -> Iterator[type[Halves]]:
+    """The class, a copy that a test may change; the word is free again afterwards."""
+    yield type("Halves", (Halves,), {})
+    unregister_weights("halves")
+
+
+def test_a_form_that_a_script_registers_travels_with_its_spec(halves: type[Halves]) -> None:
+    register_weights("halves", lambda rest: halves())
+    module, x = layer(4, 96, 24, torch.float32)
+    linear = module[0]
+    data = spec_of(module, x, "halves").to_bytes()
+    unregister_weights("halves")  # as another process, which has not run the script
+    found = KernelSpec.from_bytes(data).with_(name="made again")
+    assert torch.equal(found.module()(x), nn.functional.linear(x, linear.weight * 0.5, linear.bias))
+    assert KernelSpec.from_bytes(found.to_bytes()) == found, "and on to the next one"
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda form: None, "is at fault: it is made as NoneType, not an object of WeightForm"),
+        (lambda form: form, "is at fault: it is made as the class Halves, not an object of WeightForm"),
+        (lambda form: form.none, "is at fault: making it raised AttributeError: "),
+        (lambda form: type("Named", (form,), {"text": "half"})(), "is at fault: its text is 'half'"),
+        (
+            lambda form: type("Cut", (form,), {"declared": lambda self, weight: weight[:3]})(),
+            "Cut) is at fault: its declared returned float32[3, 96] for float32[24, 96]; return a tensor of the same",
+        ),
+        (lambda form: type("No", (form,), {"declared": lambda self, weight: None})(), "its declared returned NoneType"),
+    ],
+)
+def test_a_form_at_fault_is_named(made: Any, words: str, halves: type[Halves]) -> None:
+    register_weights("halves", lambda rest: made(halves))
+    module, x = layer(4, 96, 24, torch.float32)
+    with pytest.raises(SpecError, match="the form 'halves'") as refused:
+        spec_of(module, x, "halves").check()
+    assert words in str(refused.value)
+
+
+def test_a_form_needs_a_function_that_makes_it() -> None:
+    with pytest.raises(ValueError, match="the form 'halves' of weights needs a function that makes it from a text"):
+        register_weights("halves", Halves())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -144,6 +205,17 @@ def test_a_module_without_linear_layers_is_refused() -> None:
 def test_weights_of_another_dtype_are_refused() -> None:
     with pytest.raises(SpecError, match="a weight of torch.float64; it must be fp32, fp16 or bf16"):
         KernelSpec.from_module(nn.Linear(96, 8).double(), (X.double(),), weights="int8").check()
+
+
+def test_what_makes_codes_of_a_weight_does_not_make_a_layer_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: some twenty operators, each of a weight's size, run once over it."""
+    module, x = layer(8, 512, 512, torch.float32)
+    monkeypatch.setattr(KernelSpec, "reduced", lambda spec: spec)
+    monkeypatch.setattr(verify, "RUNNABLE", 3 * 512 * 512)
+    capture_spec(spec_of(module, x, "int4:64"))
+    monkeypatch.setattr(verify, "RUNNABLE", 8 * 512)
+    with pytest.raises(CaptureError, match="no smaller size does the same"):
+        capture_spec(spec_of(module, x, "int4:64"))
 
 
 def test_what_cannot_be_captured_is_refused() -> None:

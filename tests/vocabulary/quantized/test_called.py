@@ -121,6 +121,8 @@ class Odd(nn.Module):
         x, right = a.to(torch.float8_e4m3fn), self.codes.t()
         if self.form == "both":
             return torch._scaled_mm(x, right, self.scale, self.scale, out_dtype=BF16)
+        if self.form == "number":
+            return torch._scaled_mm(x, right, torch.tensor(1.0), self.scale, out_dtype=BF16)
         made = a.float().mean()
         result = made if self.form == "result" else None
         out = torch.float8_e4m3fn if self.form == "result" else BF16
@@ -131,6 +133,7 @@ class Odd(nn.Module):
     ("form", "reason"),
     [
         ("e5m2", "e4m3 or int8 is covered"),
+        ("number", "reads a number that is made in forward: hold it in a buffer"),
         ("both", "reads one tensor on both sides"),
         ("result", "scales its result, which is not covered: multiply the result instead"),
     ],

@@ -9,7 +9,8 @@ from torch import nn
 from qimeng import KernelSpec
 from qimeng.envs.steps.setup import make_task
 from qimeng.errors import SpecError
-from qimeng.spec.declared import activation_form, read_declared, weight_form
+from qimeng.spec.declared import activation_form, weight_form
+from qimeng.spec.declared_linear import read_declared
 from tests.vocabulary.lowprecision.samples import layer
 
 X = torch.randn(6, 96, generator=torch.Generator().manual_seed(1))

@@ -87,7 +87,7 @@ class RegionContest(Contest[GpuRun]):
                 "alternative",
                 first_call_s([_written(run, candidate)], parts.limit_s),
                 number=candidate.number,
-                implementation=_written(run, candidate),
+                implementation=_written(run, candidate).text_alone,
                 expected_bytes=reference.output_bytes,
             )
             error = parts.judge.compare(
@@ -119,7 +119,7 @@ class RegionContest(Contest[GpuRun]):
             worker = _with_region(run, reference)
             written = _written(run, candidate)
             limit_s = first_call_s([written], run.parts.limit_s)
-            return worker.call(command, limit_s, implementation=written, **options)
+            return worker.call(command, limit_s, implementation=written.text_alone, **options)
         except WorkerFailed as failed:
             run.lost()
             candidate.refusal = _refusal(failed)
