@@ -63,7 +63,9 @@ def plan_and_code(
         spec: a `KernelSpec`, an `nn.Module`, a function, or the path of a KernelBench-style file.
         inputs: example inputs, where `spec` is a module or a function: a tuple of the positional ones.
         kwargs: example inputs that are given by keyword: ``plan_and_code(layer, (x,), kwargs={"mask": mask})``.
-        seconds: wall-clock budget, capture and final verification included.
+        seconds: wall-clock budget, capture and final verification included. A step is begun only if it and the final
+            verification are expected to fit; what TorchInductor does not compile in time is left aside, and a note says
+            so. ``docs/limits.md`` lists what may take longer.
         evaluations: most programs sent to the judge before the final verification.
         planner: ``"lm"`` (the trained language model that comes with the package; with the search ``"best-of-n"`` it
             goes on after its first trajectory), ``"lm:FOLDER"`` (another one), ``"heuristic"`` (rules; it starts some
@@ -81,8 +83,9 @@ def plan_and_code(
         mode: precision mode, for the result and the PyTorch it is compared with: ``"default"`` (as PyTorch ships),
             ``"highest"`` (no TF32) or ``"high"`` (TF32 or better); the spec's own by default.
         compile_modes: modes of torch.compile to time beside the result, on a GPU; none for an empty sequence. They are
-            compiled in the background, in at most half of `seconds` each; the report says what could not be. Where one
-            is faster than the result, torch.compile's code is verified and returned, beyond the budget.
+            compiled in the background, in at most half of `seconds` each and `seconds` together; the report says what
+            could not be. Where one is faster than the result, torch.compile's code is verified and returned, beyond the
+            budget.
         sanitize: tools of NVIDIA's compute-sanitizer that the final verification runs on the winner, on a GPU:
             ``"memcheck"``, ``"racecheck"``, ``"initcheck"``, ``"synccheck"``; none by default, since each takes up to
             minutes. What it finds in a generated kernel refuses the program; all else stands in the notes.
@@ -115,7 +118,7 @@ def plan_and_code(
             opened.goes_on = True  # a full disk costs what is stored, not the search
             held.callback(opened.close)
         held.enter_context(within(seconds))
-        compiled = (modes, seconds / 2)
+        compiled = (modes, seconds / max(2, len(modes)))  # one after the other: not beyond the budget together
         task = make_task(
             spec, inputs, kwargs=kwargs, coder=coder, evaluator=evaluator, device=device, mode=mode, store=opened,
             compiled=compiled,

@@ -149,10 +149,11 @@ class Row:
         configurations: configurations tried in them.
         steps: the trajectory.
         seconds: wall seconds by part: ``"capture"``, ``"reference"`` (what results are held against), ``"wait"`` (for
-            the GPU or its memory), ``"compile"``, ``"start"`` (of workers), ``"check"``, ``"time"``, ``"baselines"``
-            (waiting for torch.compile, and timing it), ``"judge"`` (what else the judge did, such as ending workers),
-            ``"rest"`` (planner, coder and all else). ``"optimize"`` is the wall time from the file to the verified
-            result without ``"baselines"``; ``"total"`` is all of it.
+            the GPU or its memory), ``"compile"``, ``"library"`` (waiting for TorchInductor's code of a candidate),
+            ``"start"`` (of workers), ``"check"``, ``"time"``, ``"baselines"`` (waiting for torch.compile, and timing
+            it), ``"judge"`` (what else the judge did, such as ending workers), ``"rest"`` (planner, coder and all
+            else). ``"optimize"`` is the wall time from the file to the verified result without ``"baselines"``;
+            ``"total"`` is all of it.
         recipe: the accepted steps as one line of JSON.
         source_digest: content hash of the final program's source.
         notes: what a reader should know, in sentences.

@@ -28,9 +28,11 @@ class Ticket:
 
     Attributes:
         request: what was submitted.
+        at: when (`time.monotonic`).
     """
 
     request: EvaluationRequest
+    at: float = field(default_factory=time.monotonic, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class SerialEvaluator(Evaluator):
         for ticket in tickets:
             if timeout is not None and time.monotonic() - began >= timeout:
                 return
-            yield ticket, self.answer(ticket.request)
+            yield ticket, self.answer(ticket.request.after(time.monotonic() - ticket.at))
 
 
 __all__ = ["EngineReport", "Evaluator", "ReferenceFacts", "SerialEvaluator", "Ticket"]

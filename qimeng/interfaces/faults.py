@@ -37,6 +37,9 @@ ASKED_AGAIN = (Fault.MEASUREMENT, Fault.MACHINE)
 MACHINE_FAILED, JUDGE_FAILED, LATE = "machine", "judge", "late"
 """Classes of failure: see `FAULTS`. The last is that of a machine that was given a limit of time, which is used up."""
 
+LEFT_ASIDE = "left-aside"
+"""Class of failure: a library had not compiled the program in the seconds that the request gives it. No verdict."""
+
 FAULTS = {
     **dict.fromkeys(LASTING, Fault.KERNEL),
     **dict.fromkeys(("crash", "exit", "protocol", "timeout", "memory", "clock"), Fault.KERNEL),
@@ -50,4 +53,4 @@ How a worker ended counts as the program's doing, for it ran there. So does ``"c
 clock refuted several times: asking again would be one more draw for a program that cheats.
 """
 
-__all__ = ["ASKED_AGAIN", "FAULTS", "JUDGE_FAILED", "LASTING", "LATE", "MACHINE_FAILED", "Fault"]
+__all__ = ["ASKED_AGAIN", "FAULTS", "JUDGE_FAILED", "LASTING", "LATE", "LEFT_ASIDE", "MACHINE_FAILED", "Fault"]

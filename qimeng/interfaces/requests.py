@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,8 @@ class EvaluationRequest:
         mode: precision mode; empty for the specification's own.
         options: of the final verification.
         seconds: wall seconds after which an engine with processes of its own gives up; None for its own limit.
+        library_seconds: wall seconds after its submission until which a library may compile what is new in it; what
+            takes longer is left aside (`qimeng.interfaces.faults.LEFT_ASIDE`). None for the engine's own limit.
     """
 
     program: Program
@@ -78,6 +80,7 @@ class EvaluationRequest:
     mode: str = ""
     options: FinalOptions = field(default_factory=FinalOptions)
     seconds: float | None = None
+    library_seconds: float | None = None
 
     @property
     def candidates(self) -> tuple[Program, ...]:
@@ -111,6 +114,12 @@ class EvaluationRequest:
             if asked and asked != own:
                 raise RequestError(f"the request is for {what} {asked!r}, this evaluator judges for {own!r}")
 
+    def after(self, seconds: float) -> EvaluationRequest:
+        """The same request, so many seconds after its submission."""
+        if self.library_seconds is None:
+            return self
+        return replace(self, library_seconds=max(0.0, self.library_seconds - seconds))
+
     def to_json(self) -> str:
         """One line of JSON: the program's identity and texts, without its graph; `from_json` reads it."""
         from qimeng.interfaces.records import PatchRecord, program_to_json
@@ -127,6 +136,7 @@ class EvaluationRequest:
             "mode": self.mode,
             "options": asdict(self.options),
             "seconds": self.seconds,
+            "library_seconds": self.library_seconds,
         }
         return json.dumps(data, sort_keys=True)
 
@@ -169,7 +179,7 @@ class EvaluationRequest:
                 device,
                 mode,
                 FinalOptions(modes, _seconds(options["compile_seconds"]), tools),
-                None if data["seconds"] is None else _seconds(data["seconds"]),
+                *(None if data[name] is None else _seconds(data[name]) for name in ("seconds", "library_seconds")),
             )
             _ = request.digest  # raises where the patch does not fit the program
             return request

@@ -30,7 +30,7 @@ from qimeng.graph.state import is_state, updated_tables
 from qimeng.graph.structure import structure_of
 from qimeng.program.program import Program, load_source
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
-from qimeng.spec.attributes import tensors_in
+from qimeng.spec.attributes import held_in
 from qimeng.spec.check import missing_on_cpu
 from qimeng.spec.kept import make_state
 from qimeng.spec.patience import TooLong, left_s, patience
@@ -352,8 +352,8 @@ def _run(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
 
 def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any, ...], may_fail: bool = False) -> None:
     """One call of both; where the module itself may fail on `inputs`, that settles nothing."""
-    held = _plain_attributes(module)
-    tensors = {name: (id(x), x._version) for name, x in tensors_in(module).items()}
+    held = held_in(module)
+    before = {name: list(map(_mark, leaves)) for name, leaves in held.items()}
     try:
         expected = _run(module, inputs)
     except Exception as error:  # the user's module may raise anything
@@ -376,12 +376,13 @@ def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any,
             _same(f"output {i}", a, b)
         except CaptureError as other:
             if not isinstance(other, _OtherValues) or not _as_near(a, b, _in_double(module, inputs, i, a)):
-                changed = [name for name, value in _plain_attributes(module).items() if held.get(name, value) != value]
-                kept = [name for name, x in tensors_in(module).items() if tensors.get(name) != (id(x), x._version)]
-                raise type(other)(f"{other}{_reason(changed, kept, seeds)}") from None
+                raise type(other)(f"{other}{_reason(before, held_in(module), seeds)}") from None
         _same_strides(i, a, b)
     for name, buffer in state.items():
-        _same(f"buffer {name}", buffer, buffers[name])
+        try:
+            _same(f"buffer {name}", buffer, buffers[name])
+        except CaptureError as other:
+            raise type(other)(f"{other}{_reason(before, held_in(module), seeds)}") from None
     here = [*_pytree.tree_leaves(inputs), *state.values()]
     there = [*_pytree.tree_leaves(inputs), *(buffers[n] for n in state)]
     for i, (a, b) in enumerate(zip(wanted, got, strict=True)):
@@ -389,24 +390,22 @@ def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any,
             raise CaptureError(f"output {i} shares memory with an input, buffer or other output, the module's does not")
 
 
-def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
-    """Numbers and texts that the module and its parts hold, by dotted name."""
-    return {
-        f"{prefix}.{name}".lstrip("."): value
-        for prefix, part in module.named_modules()
-        for name, value in vars(part).items()
-        if isinstance(value, (bool, int, float, str))
-    }
+def _mark(leaf: Any) -> Any:
+    """What tells whether a tensor was replaced or changed; a number or text itself."""
+    return (id(leaf), leaf._version) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _reason(numbers: Sequence[str], tensors: Sequence[str], seeds: bool) -> str:
+def _reason(before: Mapping[str, Sequence[Any]], after: Mapping[str, Sequence[Any]], seeds: bool) -> str:
     """Why a module may yield other results than its graph, and what to do; empty where nobody knows.
 
     Args:
-        numbers: attributes that a call changes.
-        tensors: the same, where they are no buffers.
+        before: marks of what its attributes held before a call.
+        after: what they hold after it.
         seeds: whether a call seeds generators.
     """
+    changed = [name for name, leaves in after.items() if before.get(name, []) != list(map(_mark, leaves))]
+    tensors = [name for name in changed if any(isinstance(x, torch.Tensor) for x in after[name])]
+    numbers = [name for name in changed if name in before and name not in tensors]
     if numbers:
         return f": forward changes {', '.join(numbers)}, and a graph keeps tensors only; keep it in a buffer"
     if tensors:

@@ -20,13 +20,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
 from qimeng.errors import SpecError
-from qimeng.spec.attributes import as_buffers, stateful, tensors_in
+from qimeng.spec.attributes import as_buffers, has_tensors, stateful
 from qimeng.spec.call import Call, arranged, with_keywords
 from qimeng.spec.declared import activation_form, own_code, own_makers, take_makers, weight_form
 from qimeng.spec.declared_linear import declare
 from qimeng.spec.distributions import EXAMPLES, redistribute
 from qimeng.spec.fake import fake_tensors
-from qimeng.spec.kept import make_state
+from qimeng.spec.kept import forget_fakes, make_state
 from qimeng.spec.leaf import DOMAINS, Leaf, domain_of
 from qimeng.spec.origin import ExampleOrigin, FunctionModule, Origin, SourceOrigin, cast, examples, in_mode, made_from
 from qimeng.spec.together import TOGETHER, redistribute_together
@@ -307,7 +307,7 @@ class KernelSpec:
         """
         module = self.origin.module(self.seed, device)
         module.requires_grad_(False)
-        if tensors_in(module):
+        if has_tensors(module):
             as_buffers(module, self.stateful)
         else:
             self.__dict__.setdefault("stateful", ())  # without another look
@@ -324,11 +324,14 @@ class KernelSpec:
 
     @cached_property
     def stateful(self) -> tuple[str, ...]:
-        """Names of plain attributes that carry state from call to call; `module` makes them buffers."""
-        return stateful(
+        """Names of the buffers that `module` makes of state that plain attributes carry from call to call."""
+        found = stateful(
             lambda: in_mode(self.origin.module(self.seed, "cpu"), self.training),
             lambda: self.origin.examples(self.seed, "cpu"),
         )
+        if isinstance(self.origin, ExampleOrigin):
+            forget_fakes(self.origin.held)  # a hook of the user's may have kept some
+        return found
 
     def inputs(
         self, seed: int, device: str = "cpu", distribution: str = "given", dtype: torch.dtype | None = None

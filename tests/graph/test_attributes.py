@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections import deque
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -104,6 +109,124 @@ class Fading(Cell):
         return y * 2
 
 
+class Listed(Cell):
+    """Keeps its state in a list, and in another one after each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = [torch.full((4, 6), 0.5)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state = [torch.tanh(self.layer(x) + self.state[0])]
+        return self.state[0] * 2
+
+
+class ListedPart(Listed):
+    """Changes the tensor in the list."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state[0][1:3].add_(x[1:3])
+        return self.state[0] @ x.T
+
+
+class Window(Cell):
+    """A cache of the last keys, in a dict beside a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = {"keys": torch.zeros(8, 6), "scale": 0.5}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state["keys"] = torch.cat([self.state["keys"][4:], self.layer(x)])
+        return torch.softmax(x @ self.state["keys"].T * self.state["scale"], -1) @ self.state["keys"]
+
+
+class Delayed(Cell):
+    """Its tensors change places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = deque([torch.zeros(4, 6)] * 2, maxlen=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        late = self.state[0] + 1
+        self.state.append(self.layer(x))
+        return late * self.state[1]
+
+
+class Pair(Cell):
+    """The two states of a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = (torch.zeros(4, 6), torch.zeros(4, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, c = self.state
+        c = torch.tanh(self.layer(x) + h) * 0.5 + c
+        self.state = (torch.tanh(c), c)
+        return self.state[0]
+
+
+class ListedFading(Listed):
+    """Yields what `Listed` does in its first call, and keeps something else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.layer(x) + self.state[0])
+        self.state[0] = y * 0.5
+        return y * 2
+
+
+class Keys(Cell):
+    """A cache that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = None
+        self.keys: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.keys.append(self.layer(x))
+        return torch.cat(self.keys).sum(0)
+
+
+class Twice(Listed):
+    """Its list grows in the second call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.layer(x) + self.state[-1])
+        self.state[0] = y
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 2:
+            self.state.append(y)
+        return y
+
+
+class Remembered:
+    def __init__(self) -> None:
+        self.layers = [SimpleNamespace(keys=torch.zeros(4, 6))]
+
+
+class InObject(Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = Remembered()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state.layers[0].keys = torch.tanh(self.layer(x) + self.state.layers[0].keys)
+        return self.state.layers[0].keys * 2
+
+
+class Steps(Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = {"steps": 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state["steps"] += 1
+        return self.layer(x) * self.state["steps"]
+
+
 class Inside(torch.nn.Module):
     def __init__(self, cell: torch.nn.Module) -> None:
         super().__init__()
@@ -113,13 +236,19 @@ class Inside(torch.nn.Module):
         return self.cell(x).relu()
 
 
-@pytest.mark.parametrize("make", [Cell, Drawn, Part, Count, Buffer, lambda: Inside(Cell()), lambda: Inside(Buffer())])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Cell, Drawn, Part, Count, Buffer, lambda: Inside(Cell()), lambda: Inside(Buffer()),
+        Listed, ListedPart, Window, Delayed, Pair, lambda: Inside(Listed()),
+    ],
+)  # fmt: skip
 def test_a_program_goes_on_from_call_to_call_as_its_module(make, tmp_path):
     torch.manual_seed(0)
     module = make()
     spec = KernelSpec.from_module(module, (X,))
     graph = capture_spec(spec)
-    assert len(graph.mutations) == 1
+    assert len(graph.mutations) == (2 if isinstance(module, (Delayed, Pair)) else 1)
     model = load_source(Program.start(graph).source, "stateful", tmp_path).Model()
     model.load_state_dict(module.state_dict())
     with torch.no_grad():
@@ -155,6 +284,44 @@ def test_state_made_at_the_first_call_is_carried_once_it_is_there():
     assert updated_tables(capture_spec(KernelSpec.from_module(module, (X,)))) == ("state",)
 
 
-def test_state_that_grows_is_refused():
-    with pytest.raises(CaptureError, match=r"has shape .* from the module: forward keeps state in state\."):
-        capture_spec(KernelSpec.from_module(Longer(), (X,)))
+def test_state_in_a_list_is_judged_and_copied():
+    spec = KernelSpec.from_module(Listed(), (X,))
+    graph = capture_spec(spec)
+    assert updated_tables(graph) == ("state_0",)
+    interpreter = Interpreter(spec.with_(updated=updated_tables(graph)))
+    verdict = interpreter.check(Program.start(graph)).verdict
+    assert verdict is not None and verdict.ok, verdict
+    other = interpreter.check(Program.start(capture_spec(KernelSpec.from_module(ListedFading(), (X,))))).verdict
+    assert other is not None and not other.ok and other.accuracy.max_error > other.accuracy.max_budget, other
+    module = spec.module()
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(module)))
+    with torch.no_grad():
+        module(X), module(X)
+        assert torch.equal(twin(X), Listed.forward(spec.origin.module(0, "cpu"), X)), "a state of its own"
+        assert torch.equal(twin.state_0, twin.state[0]) and not torch.equal(twin.state_0, module.state_0)
+        assert twin.double()(X.double()).dtype is twin.state[0].dtype is torch.float64
+
+
+def test_a_reference_whose_list_changes_its_structure_is_the_module_as_written():
+    spec = KernelSpec.from_module(Twice(), (X,))
+    reference, own = spec.module(), Twice()
+    own.load_state_dict(reference.state_dict())
+    assert spec.stateful == ("state_0",)
+    with torch.no_grad():
+        for step in range(4):
+            assert torch.equal(reference(X + step), own(X + step))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Longer, r"has shape .* from the module: forward keeps state in state\. To have it optimized, register it"),
+        (Keys, r"differs .*: forward keeps state in keys\. To have it optimized, register it"),
+        (InObject, r"differs .*: forward keeps state in state\. To have it optimized, register it"),
+        (Steps, r"differs .*: forward changes state, and a graph keeps tensors only"),
+        (Twice, r"forward changes calls"),
+    ],
+)
+def test_state_that_no_buffer_can_stand_for_is_refused_by_name(make, words):
+    with pytest.raises(CaptureError, match=words):
+        capture_spec(KernelSpec.from_module(make(), (X,)))

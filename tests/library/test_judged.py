@@ -21,6 +21,7 @@ def test_a_first_call_that_compiles_may_take_longer() -> None:
     program = Program.start(sample_graph())
     patch = TemplateCoder().write(Request(program, Action("library", (), "inductor"), DEVICES["h200"]))
     assert first_call_s(patch.alternatives, 10.0) == COMPILE_S < first_call_s(patch.alternatives, 600.0)
+    assert [first_call_s(patch.alternatives, 10.0, most_s) for most_s in (3.0, 30.0)] == [10.0, 30.0]
     assert first_call_s([torch_implementation(program.regions[0])], 10.0) == 10.0
     assert warms_up(patch.apply(program)) and not warms_up(program)
 

@@ -62,7 +62,7 @@ from qimeng.interfaces import (
     Ticket,
 )
 from qimeng.interfaces.faults import MACHINE_FAILED
-from qimeng.library import compiles
+from qimeng.library import COMPILE_S, compiles
 from qimeng.spec import KernelSpec
 
 TIMEOUT_S = 60.0
@@ -412,6 +412,7 @@ class GpuEvaluator(SerialEvaluator):
             trials=lambda: self.references.trials(self.trials),
             rounds=self.times.search,
             economize=economize,
+            library_s=COMPILE_S if request.library_seconds is None else min(COMPILE_S, request.library_seconds),
         )
 
     def _judged(self, run: GpuRun, gates: Pipeline[GpuRun]) -> Evaluation:

@@ -6,6 +6,7 @@ Deals in their order alone. `docs/judging.md` says what each check catches.
 from __future__ import annotations
 
 from qimeng.envs.judge.gates.gpu_run import GpuRun
+from qimeng.envs.judge.gates.library_code import LIBRARY_CODE
 from qimeng.envs.judge.gates.own_kernels import OWN_KERNELS
 from qimeng.envs.judge.gates.pipeline import Pipeline
 from qimeng.envs.judge.gates.program import GUARDS_AND_REPEATS, RIGHT_OUTPUTS
@@ -13,7 +14,7 @@ from qimeng.envs.judge.gates.region import RegionContest
 from qimeng.envs.judge.gates.screening import ALLOWED_TEXT, LAUNCHES_KERNELS, Compiles, FitsDevice
 from qimeng.envs.judge.gates.timing import CREDIBLE_TIME, RIGHT_WHEN_TIMED
 
-SCREENING = (ALLOWED_TEXT, Compiles(first_launch=True), LAUNCHES_KERNELS, FitsDevice(few_spills=False))
+SCREENING = (ALLOWED_TEXT, Compiles(first_launch=True), LAUNCHES_KERNELS, FitsDevice(few_spills=False), LIBRARY_CODE)
 TIMED = (CREDIBLE_TIME, RIGHT_WHEN_TIMED, OWN_KERNELS)
 
 CHECK_GATES: Pipeline[GpuRun] = Pipeline(SCREENING, RegionContest(), (RIGHT_OUTPUTS,))

@@ -9,6 +9,7 @@ that fails, a worker compiles by itself.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from shutil import copyfile
@@ -64,15 +65,25 @@ class LibraryCompilers:
                     self._running[digest] = thread
                     thread.start()
 
+    def wait(self, program: Program, seconds: float) -> bool:
+        """Whether what calls of `program` would compile was compiled, or has failed, within `seconds` from now.
+
+        What was not is compiled on in the background.
+        """
+        self.begin([program])
+        until = time.monotonic() + seconds
+        threads = [self._running[digest] for digest in _compiled(program) if digest in self._running]
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
     def files(self, program: Program, cache: str) -> list[str]:
         """What workers that run `program` take over: paths of files in the folder `cache`, which they may read.
 
-        Waits until it is compiled.
+        Those that are there by now.
         """
-        self.begin([program])
         found = []
         for digest in _compiled(program):
-            self._running[digest].join()
             if digest in self._made:
                 target = Path(cache) / digest / FILE
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +106,8 @@ class LibraryCompilers:
             server, main = compile_server(), "qimeng.envs.judge.library_compile_process:main"
             process = server.start(main, self._mode, self._device, environment=cache_folder(server))
             self._processes.append(process)
+            if self._closed:
+                process.kill(wait=False)
             process.call("ready", START_S)
             made, _ = process.call("compile", COMPILE_S, **asked)
             if made:

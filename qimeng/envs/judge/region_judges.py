@@ -101,7 +101,7 @@ class RegionJudges(SerialEvaluator):
             found = self.whole.ask(replace(request, asked=Asked.TIMING))
             return replace(found, notes=(*found.notes, f"judged as a whole program: {reason}"))
         patch = Patch(target=alone.region.id, alternatives=request.patch.alternatives)
-        found = judge.ask(EvaluationRequest(alone.program, patch))
+        found = judge.ask(EvaluationRequest(alone.program, patch, library_seconds=request.library_seconds))
         if found.fault in (Fault.MACHINE, Fault.JUDGE):  # it could not go on, which says nothing about the patch
             return self.whole.ask(replace(request, asked=Asked.TIMING))
         return replace(found, scope=Scope.REGION)

@@ -47,7 +47,7 @@ def submit_ahead(steps: Sequence[tuple[Session, Action]]) -> None:
         on_region = task.by_region and is_on_region(program, patch)
         if patch.others or not patch.computes_otherwise or task.by_region and not on_region:
             continue  # judged in parts, not at all, or after the program before it was settled
-        asked = task.request(program, patch, Asked.REGION if on_region else Asked.TIMING)
+        asked = task.request(program, patch, Asked.REGION if on_region else Asked.TIMING, session.library_s())
         if asked.digest not in ledger.submitted and not session.is_known(program, patch):
             ticket = task.submit(asked)
             if ticket is None:

@@ -12,6 +12,7 @@ from qimeng.actions.large import is_large
 from qimeng.envs.steps.session import Session
 from qimeng.errors import IllegalAction
 from qimeng.interfaces import Action
+from qimeng.interfaces.faults import LEFT_ASIDE
 from qimeng.program.launch import CUDA_GRAPH
 
 STEPS = (Action("launch", (), CUDA_GRAPH), Action("library", (), "inductor"))
@@ -33,31 +34,53 @@ def submit_first(session: Session) -> None:
             patch = kind_named(action.kind).apply(program, action, task.context).patch()
         except IllegalAction:
             continue
-        if number + 1 == len(STEPS) and (ticket := task.submit(asked := task.request(program, patch))) is not None:
-            ledger.submitted[asked.digest] = ticket
+        if number + 1 == len(STEPS):
+            asked = task.request(program, patch, library_s=session.library_s())
+            if (ticket := task.submit(asked)) is not None:
+                ledger.submitted[asked.digest] = ticket
         program = patch.apply(program)
 
 
-def compiled_first(session: Session) -> None:
+def compiled_first(session: Session) -> tuple[Session, Action] | None:
     """Take `STEPS` on a branch of `session`, where its computation is large and times are measured.
 
     They are taken as long as one more evaluation fits the budget: a final verification that takes longer is worth it.
 
     Args:
         session: at its start, whose program was judged.
+
+    Returns:
+        The branch and its last step, where that was left aside because TorchInductor is still at work.
     """
     task, start = session.task, session.begin()
     if not is_large(task.start) or start.timing is None or start.timing.estimated:
-        return
-    branch, ledger = session.fork(), session.ledger
+        return None
+    branch, found = session.fork(), None
     for action in STEPS:
-        if branch.exhausted() not in (None, "seconds") or ledger.seconds_left <= 2 * ledger.longest:
-            return
+        if not _has_room(branch):
+            return None
         try:
             check_action(branch.state.program, action, task.context)
         except IllegalAction:
             continue
-        branch.step(action)
+        found = branch.step(action).evaluation
+    return (branch, action) if found is not None and found.failure == LEFT_ASIDE else None
 
 
-__all__ = ["STEPS", "compiled_first", "submit_first"]
+def compiled_last(late: tuple[Session, Action] | None) -> None:
+    """Take the step that was left aside, after the search, where there is room: its code may be there by now.
+
+    Args:
+        late: what `compiled_first` returned.
+    """
+    if late is not None and _has_room(late[0]):
+        late[0].step(late[1])
+
+
+def _has_room(branch: Session) -> bool:
+    """Whether one more evaluation fits the budget."""
+    ledger = branch.ledger
+    return branch.exhausted() in (None, "seconds") and ledger.seconds_left > 2 * ledger.longest
+
+
+__all__ = ["STEPS", "compiled_first", "compiled_last", "submit_first"]

@@ -1,16 +1,19 @@
 """Notes on what a spec declares and a search left aside, so that nobody has to guess.
 
-Deals in kinds of action and in what was tried. Knows nothing about any one kind.
+Deals in kinds of action, in what was tried, and in what a library did not compile in time. Knows nothing about any one
+kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from contextlib import suppress
 
 from qimeng.actions import Kind, kinds
+from qimeng.envs.steps.state import Attempt
 from qimeng.envs.steps.task import Task
 from qimeng.errors import IllegalAction, KindFault
+from qimeng.interfaces.faults import LEFT_ASIDE
 
 
 def left_out(task: Task, tried: Set[str]) -> list[str]:
@@ -34,4 +37,15 @@ def left_out(task: Task, tried: Set[str]) -> list[str]:
     return list(found.values())
 
 
-__all__ = ["left_out"]
+def left_aside(attempts: Iterable[Attempt]) -> list[str]:
+    """A sentence for each step that was left aside because a library took too long, and not taken later."""
+    found: dict[str, str] = {}
+    for step in attempts:
+        if step.evaluation is not None and step.evaluation.failure == LEFT_ASIDE:
+            found[step.text] = f"{step.text}: {step.evaluation.error}"
+        elif step.accepted:
+            found.pop(step.text, None)
+    return list(found.values())
+
+
+__all__ = ["left_aside", "left_out"]

@@ -16,9 +16,9 @@ from typing import Protocol
 from qimeng.actions import check_action
 from qimeng.envs.cost.roofline import roofline
 from qimeng.envs.judge.ranking import beats, refusal
-from qimeng.envs.steps.compiled_first import compiled_first, submit_first
+from qimeng.envs.steps.compiled_first import compiled_first, compiled_last, submit_first
 from qimeng.envs.steps.compiled_whole import compiled_whole
-from qimeng.envs.steps.left_out import left_out
+from qimeng.envs.steps.left_out import left_aside, left_out
 from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.second_best import REPAIRS, next_best
 from qimeng.envs.steps.session import Session
@@ -74,10 +74,11 @@ def optimize(
         submit_first(session)
         if not session.begin().ok:
             return finish_unjudged(session)
-        compiled_first(session)
+        late = compiled_first(session)
         if len(task.start.regions) >= MANY and _applies(CLUSTER, task):
             session.step(CLUSTER)
         stopped = search.run(session)
+        compiled_last(late)
     except KeyboardInterrupt:
         stopped = "interrupted"
         session.tell(
@@ -220,6 +221,7 @@ def _result(
         *([f"not all that was tried is stored: {session.store.lost}"] if session.store and session.store.lost else []),
         *(memory.remarks() if (memory := task.context.coder.memory) is not None else ()),
         *_asked_again(task),
+        *left_aside(ledger.attempts),
         *left_out(task, {step.action.kind for step in ledger.attempts}),
     ]
     result = Result(

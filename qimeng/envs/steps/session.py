@@ -7,6 +7,7 @@ Knows nothing about the choice of actions, or how programs are written and judge
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -54,6 +55,7 @@ class Session:
         state: where this branch stands.
         ledger: what all branches share.
         cut: legal actions that the last observation left out.
+        beyond_s: seconds that a library may take at least to compile the patch of a step, whatever the budget leaves.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Session:
         self.ledger = Ledger(budget or Budget(), clock, clock() if began is None else began)
         self.state = State(task.start)
         self.cut = 0
+        self.beyond_s = 0.0
 
     def fork(self) -> Session:
         """A branch: a state of its own, budget and best program shared."""
@@ -103,11 +106,22 @@ class Session:
             return "steps"
         if ledger.evaluations >= ledger.budget.evaluations:
             return "evaluations"
-        step = ledger.writing + ledger.longest
-        needed = step + max(ledger.longest, ledger.final) + self._anew_s()  # and the final verification
-        if ledger.seconds_left < needed or ledger.seconds_left <= 0:
+        if ledger.seconds_left < self._needed_s() or ledger.seconds_left <= 0:
             return "seconds"
         return None
+
+    def library_s(self) -> float | None:
+        """Seconds that a library may take to compile the patch of a step; None for a budget without end.
+
+        Half of what is left beside that step and the final verification: the search goes on with the other half.
+        """
+        spare = self.ledger.seconds_left - self._needed_s()
+        return None if math.isinf(spare) else max(spare / 2, self.beyond_s)
+
+    def _needed_s(self) -> float:
+        """Seconds that one more step and the final verification take."""
+        ledger = self.ledger
+        return ledger.writing + ledger.longest + max(ledger.longest, ledger.final) + self._anew_s()
 
     def _anew_s(self) -> float:
         """Seconds that a library takes in the final verification of the best program to compile it again."""
@@ -402,10 +416,12 @@ class Session:
             if ledger.settled(known):
                 return ledger.known[known]
         began = ledger.clock()
-        evaluation = self.task.judged(program, patch, asked, ledger.submitted)
+        library_s = None if patch is None else self.library_s()  # without a patch, it is there or was compiled before
+        evaluation = self.task.judged(program, patch, asked, ledger.submitted, library_s)
         took = ledger.clock() - began
         if patch is not None and (patch.others or warms_up(patch.apply(program, evaluation.chosen))):
-            took -= min(took, evaluation.seconds.get("compile", 0.0))  # later programs have most of these kernels
+            spent = evaluation.seconds  # later programs have most of these kernels
+            took -= min(took, spent.get("compile", 0.0) + spent.get("library", 0.0))
         ledger.longest = max(ledger.longest, took)
         ledger.evaluations += 1
         key = subject if evaluation.scope is Scope.PROGRAM else alone

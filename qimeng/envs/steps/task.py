@@ -72,11 +72,23 @@ class Task:
         """True where times come from the analytic model."""
         return self.conditions.estimated
 
-    def request(self, program: Program, patch: Patch | None = None, asked: Asked = Asked.TIMING) -> EvaluationRequest:
-        """What the judge is asked about a program, or a patch on it."""
-        conditions, context = self.conditions, self.context
+    def request(
+        self,
+        program: Program,
+        patch: Patch | None = None,
+        asked: Asked = Asked.TIMING,
+        library_s: float | None = None,
+    ) -> EvaluationRequest:
+        """What the judge is asked about a program, or a patch on it; arguments as for `judged`."""
         return EvaluationRequest(
-            program, patch, asked, conditions.spec, context.device.name, context.mode, self.options
+            program,
+            patch,
+            asked,
+            self.conditions.spec,
+            self.context.device.name,
+            self.context.mode,
+            self.options,
+            library_seconds=library_s,
         )
 
     def submit(self, request: EvaluationRequest) -> Ticket | None:
@@ -95,6 +107,7 @@ class Task:
         patch: Patch | None = None,
         asked: Asked = Asked.TIMING,
         submitted: MutableMapping[str, Ticket] | None = None,
+        library_s: float | None = None,
     ) -> Evaluation:
         """The judge's answer about a program, or a patch on it.
 
@@ -103,13 +116,14 @@ class Task:
             patch: on it.
             asked: what is asked.
             submitted: tickets by the digest of their request; one for this request is taken out and gathered.
+            library_s: seconds that a library may take to compile what is new in it; None for the judge's own limit.
 
         Raises:
             QimengError: the judge refuses the request. Whatever else an engine raises becomes an answer that names it,
                 which is no verdict on the program; so does a backend's fault.
         """
         try:
-            request = self.request(program, patch, asked)
+            request = self.request(program, patch, asked, library_s)
             return self.evaluator.ask(request, submitted.pop(request.digest, None) if submitted else None)
         except BackendError as fault:  # of a language that the program's kernels are written in
             return Evaluation(Gate.WRITE, str(fault), "coder")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +17,22 @@ from qimeng import KernelSpec
 from qimeng.actions import Context, kind_named
 from qimeng.device import DEVICES
 from qimeng.envs.judge import library_compilers
+from qimeng.envs.judge.gates.library_code import LIBRARY_CODE, failure_of_call
+from qimeng.envs.judge.gates.pipeline import Candidate
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.library_compile_process import compile_region, inputs_like
 from qimeng.envs.judge.library_compilers import FILE, LEAST, LibraryCompilers, parameters_of
+from qimeng.envs.judge.time_spent import Clock
 from qimeng.envs.workers.compile import job_of
 from qimeng.envs.workers.forkserver import WorkerFailed
-from qimeng.interfaces import Action
-from qimeng.program.program import Program
+from qimeng.interfaces import Action, Gate
+from qimeng.interfaces.faults import LEFT_ASIDE
+from qimeng.library import COMPILE_S
+from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.program.verify import capture_spec
 from qimeng.testing import FakeCoder
 
+PATIENCE_S = 60.0
 WHOLE = Action("library", (), "inductor")
 
 
@@ -57,12 +66,18 @@ class Server:
 
     def __init__(self, fails: bool = False):
         self.fails, self.compiled, self.folder = fails, 0, "server"
+        self.started, self.go, self.ended = threading.Event(), threading.Event(), threading.Event()
+        self.go.set()
 
     def start(self, *unused: Any, environment: dict[str, str]) -> Server:
         assert "TORCHINDUCTOR_CACHE_DIR" in environment
+        self.started.set()
+        self.go.wait(PATIENCE_S)
         return self
 
     def call(self, command: str, timeout_s: float, path: str = "", **unused: Any) -> tuple[Any, list[int]]:
+        if self.ended.is_set():
+            raise WorkerFailed("crash", "killed")
         if command == "compile":
             self.compiled += 1
             if self.fails:
@@ -72,7 +87,8 @@ class Server:
         return True, []
 
     def kill(self, wait: bool = True) -> None:
-        """Nothing is to be ended."""
+        """What it is asked after that fails."""
+        self.ended.set()
 
 
 @pytest.fixture
@@ -92,7 +108,7 @@ def compilers(tmp_path: Path) -> Iterator[LibraryCompilers]:
 def test_it_is_compiled_once_for_all_caches(
     large: Program, server: Server, compilers: LibraryCompilers, tmp_path: Path
 ) -> None:
-    compilers.begin([large])
+    assert compilers.wait(large, PATIENCE_S)
     for cache in ("search", "final"):
         (found,) = compilers.files(large, str(tmp_path / cache))
         assert Path(found).read_bytes() == b"code" and found.startswith(str(tmp_path / cache))
@@ -103,8 +119,64 @@ def test_a_worker_compiles_by_itself_where_that_fails(
     large: Program, server: Server, compilers: LibraryCompilers, tmp_path: Path
 ) -> None:
     server.fails = True
+    assert compilers.wait(large, PATIENCE_S) and compilers.files(large, str(tmp_path)) == []
+    assert compilers.wait(large, PATIENCE_S) and server.compiled == 1
+
+
+def test_what_takes_longer_than_there_is_time_for_is_left_aside_and_compiled_on(
+    large: Program, server: Server, compilers: LibraryCompilers, tmp_path: Path
+) -> None:
+    server.go.clear()
+    run: Any = SimpleNamespace(parts=SimpleNamespace(libraries=compilers), clock=Clock())
+    run.library_s = run.library_left_s = 0.01
+    candidate = Candidate(0, large)
+    LIBRARY_CODE.prepare(run, [candidate])
+    refused = LIBRARY_CODE.check(run, candidate)
+    assert refused is not None and refused.failure == LEFT_ASIDE and "within 0.01 s" in refused.error
     assert compilers.files(large, str(tmp_path)) == []
-    assert compilers.files(large, str(tmp_path)) == [] and server.compiled == 1
+    server.go.set()
+    run.library_left_s = PATIENCE_S
+    assert LIBRARY_CODE.check(run, candidate) is None and run.clock.seconds["library"] > 0
+    assert len(compilers.files(large, str(tmp_path))) == 1 and server.compiled == 1
+
+
+def test_the_judge_waits_no_longer_than_a_request_says(large: Program, server: Server) -> None:
+    server.go.clear()
+    spec = KernelSpec.from_module(Layers(LEAST), (torch.rand(4, 8),))
+    judge = GpuEvaluator(spec, large.graph, torch_device="cpu")
+    try:
+        found = judge.evaluate(large, library_seconds=0.02)
+        assert (found.gate, found.failure, found.fault) == (Gate.COMPILE, LEFT_ASIDE, None) and not found.lasting
+        assert 0.01 < found.seconds["library"] < 1.0
+    finally:
+        server.go.set()
+        judge.close()
+
+
+def test_a_process_that_starts_while_all_is_closed_is_ended(large: Program, server: Server, tmp_path: Path) -> None:
+    made = LibraryCompilers("default", "cpu", tmp_path / "made", 1, "")
+    server.go.clear()
+    made.begin([large])
+    assert server.started.wait(PATIENCE_S)
+    threading.Timer(0.02, server.go.set).start()
+    made.close()
+    assert server.compiled == 0
+
+
+def test_a_call_that_compiles_and_is_too_slow_for_the_budget_is_no_verdict(large: Program) -> None:
+    made, slow = (
+        [large.implementation(r) for r in large.called],
+        WorkerFailed("timeout", "no answer within 3 s; killed"),
+    )
+    plain = [torch_implementation(r) for r in Program.start(large.graph).called]
+
+    def failure(library_s: float, of: list[Implementation], failed: WorkerFailed = slow) -> str:
+        run: Any = SimpleNamespace(library_s=library_s)
+        return failure_of_call(run, of, failed).kind
+
+    assert failure(3.0, made) == LEFT_ASIDE
+    assert failure(COMPILE_S, made) == failure(3.0, plain) == "timeout", "its own fault"
+    assert failure(3.0, made, WorkerFailed("crash", "killed by signal 11")) == "crash"
 
 
 def test_small_regions_and_texts_of_others_are_left_to_workers(
@@ -114,7 +186,7 @@ def test_small_regions_and_texts_of_others_are_left_to_workers(
     forged = replace(large.implementation(region), source=large.implementation(region).source + "\nprint('mine')\n")
     other = replace(large, implementations={**large.implementations, region.signature: forged})
     for program in (whole(3), other, Program.start(large.graph)):
-        assert compilers.files(program, str(tmp_path)) == []
+        assert compilers.wait(program, PATIENCE_S) and compilers.files(program, str(tmp_path)) == []
     assert server.compiled == 0
 
 

@@ -171,7 +171,8 @@ class Fake(SerialEvaluator):
         self.label, self.log = name, log
 
     def answer(self, request: EvaluationRequest) -> Evaluation:
-        self.log.append(f"{self.label} {request.asked.value}")
+        most = "" if request.library_seconds is None else f" within {request.library_seconds:.0f} s"
+        self.log.append(f"{self.label} {request.asked.value}{most}")
         return Evaluation(Gate.PASSED)
 
     def close(self) -> None:
@@ -191,15 +192,15 @@ def test_requests_go_to_the_region_or_to_the_whole(
 
     def ask(label: str, asked: Asked) -> Evaluation:
         patch = Patch(target=named(program, label), alternatives=(in_torch("a"),))
-        return judges.ask(EvaluationRequest(program, patch, asked))
+        return judges.ask(EvaluationRequest(program, patch, asked, library_seconds=9.0))
 
     assert ask("relu", Asked.REGION).scope is Scope.REGION
     assert ask("relu", Asked.TIMING).scope is Scope.PROGRAM
     for label in ("relu", "mul", "sum", "relu"):
         ask(label, Asked.REGION)
     assert log == [
-        "relu timing", "whole timing", "relu timing", "mul timing", "close relu", "sum timing", "close mul",
-        "relu timing",
+        "relu timing within 9 s", "whole timing within 9 s", "relu timing within 9 s", "mul timing within 9 s",
+        "close relu", "sum timing within 9 s", "close mul", "relu timing within 9 s",
     ]  # fmt: skip
     judges.close()
     assert log[-1] == "close whole" and {"close sum", "close relu"} <= set(log[8:])

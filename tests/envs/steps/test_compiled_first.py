@@ -11,13 +11,15 @@ import torch
 from qimeng import KernelSpec
 from qimeng.actions.large import MANY
 from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
 from qimeng.graph.opgraph import OpGraph
-from qimeng.interfaces import Evaluation, Patch, Timing
+from qimeng.interfaces import Evaluation, EvaluationRequest, Gate, Patch, Ticket, Timing
+from qimeng.interfaces.faults import LEFT_ASIDE
 from qimeng.planner.greedy import GreedySearch
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
-from qimeng.testing import FakeEvaluator, ScriptedPlanner, fake_task
+from qimeng.testing import FakeClock, FakeEvaluator, ScriptedPlanner, fake_task
 
 EAGER, RECORDED, COMPILED = 10.0, 6.0, 3.0
 
@@ -84,3 +86,51 @@ def test_one_launch_is_left_where_the_code_is_wrong(network: OpGraph) -> None:
 @pytest.mark.parametrize("estimated", [False, True])
 def test_small_computations_and_estimates_go_without(graph: OpGraph, network: OpGraph, estimated: bool) -> None:
     assert run(network if estimated else graph, OfPyTorch(estimated=estimated)).evaluations == 1
+
+
+class Compiling(OfPyTorch):
+    """TorchInductor's code is there `compiles_s` seconds after it was submitted first; every answer takes 2 s."""
+
+    def __init__(self, compiles_s: float):
+        super().__init__(generated=5.0)
+        self.clock, self.compiles_s, self.waits = FakeClock(), compiles_s, list[float]()
+        self.began: float | None = None
+
+    def submit(self, request: EvaluationRequest) -> Ticket:
+        if self.began is None and self.is_compiled(request.candidates[0]):
+            self.began = self.clock()
+        return super().submit(request)
+
+    def answer(self, request: EvaluationRequest) -> Evaluation:
+        self.clock.now += 2.0
+        if request.patch is not None and self.is_compiled(request.candidates[0]):
+            assert request.library_seconds is not None and self.began is not None
+            self.waits.append(request.library_seconds)
+            missing = max(0.0, self.began + self.compiles_s - self.clock.now)
+            waited = min(missing, request.library_seconds)
+            self.clock.now += waited
+            if waited < missing:
+                return Evaluation(Gate.COMPILE, "left aside: no time", LEFT_ASIDE, seconds={"library": waited})
+        return super().answer(request)
+
+
+@pytest.mark.parametrize(("compiles_s", "answers", "ms"), [(10.0, 1, COMPILED), (45.0, 2, COMPILED), (90.0, 2, 5.0)])
+def test_what_the_budget_leaves_no_time_for_is_left_aside(
+    network: OpGraph, compiles_s: float, answers: int, ms: float
+) -> None:
+    """At once; after the search, which went on meanwhile; never, and what the search found is returned."""
+    evaluator = Compiling(compiles_s)
+    clock, task = evaluator.clock, fake_task(network, evaluator=evaluator)
+
+    class Slowly(GreedySearch):
+        def run(self, session: Session) -> str:
+            reason = super().run(session)
+            clock.now = 48.0
+            return reason
+
+    search = Slowly(ScriptedPlanner(("lowering", "stop")))
+    result = optimize(task, search, Budget(seconds=60.0), clock=clock, began=0.0)
+    assert (result.evaluation.ms, len(evaluator.waits)) == (ms, answers)
+    assert clock.now < 60.0, "within the budget"
+    said = [note for note in result.notes if "left aside" in note]
+    assert len(said) == (ms != COMPILED) and all("inductor" in note for note in said)

@@ -18,6 +18,7 @@ from qimeng import KernelSpec, plan_and_code
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
 from qimeng.envs.estimate.estimator import EstimatingEvaluator
+from qimeng.envs.judge.torch_compile import MODES
 from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.setup import make_pool, make_task
@@ -83,7 +84,7 @@ def test_a_request_survives_json() -> None:
     graph = sample_graph()
     program, patch = sweep(graph)
     options = FinalOptions(("default",), 3.0, ("memcheck",))
-    request = EvaluationRequest(program, patch, Asked.FINAL, "spec", "H200", "high", options, 9.0)
+    request = EvaluationRequest(program, patch, Asked.FINAL, "spec", "H200", "high", options, 9.0, 4.0)
     again = EvaluationRequest.from_json(request.to_json(), graph)
     assert replace(again, program=program) == request and again.program.source == program.source
     assert again.digest == request.digest and again.to_json() == request.to_json() and "\n" not in request.to_json()
@@ -120,7 +121,7 @@ def test_a_rewritten_program_is_made_again_on_the_captured_graph() -> None:
 def test_equal_questions_have_equal_digests() -> None:
     program, patch = sweep(sample_graph())
     one = EvaluationRequest(program, patch)
-    assert one.digest == replace(one, seconds=5.0, options=FinalOptions(("default",))).digest
+    assert one.digest == replace(one, seconds=5.0, library_seconds=2.0, options=FinalOptions(("default",))).digest
     others = [
         replace(one, patch=None),
         replace(one, patch=patch.only(0)),
@@ -160,6 +161,20 @@ def test_what_is_no_request_is_refused_in_words(change, words) -> None:
     text = EvaluationRequest(program, patch).to_json()
     with pytest.raises(RequestError, match=words):
         EvaluationRequest.from_json(change(text), sample_graph())
+
+
+def test_seconds_for_a_library_run_from_the_submission_on() -> None:
+    program = named("a")
+
+    class Echo(SerialEvaluator):
+        def answer(self, request: EvaluationRequest) -> Evaluation:
+            return Evaluation(Gate.PASSED, notes=(str(request.library_seconds),))
+
+    def left(seconds: float | None, passed: float) -> str:
+        ticket = Ticket(EvaluationRequest(program, library_seconds=seconds), at=time.monotonic() - passed)
+        return Echo().ask(ticket.request, ticket).notes[0]
+
+    assert left(None, 5.0) == "None" and left(3.0, 5.0) == "0.0" and 4.0 < float(left(10.0, 5.0)) <= 5.0
 
 
 def test_a_program_that_is_read_as_another_one_is_refused() -> None:
@@ -357,7 +372,17 @@ def test_an_engine_written_outside_serves_by_the_interface_alone() -> None:
     assert result.evaluations > 1 and result.speedup is not None and result.speedup > 1
     assert {r.asked for r in engine.requests} == {Asked.TIMING, Asked.FINAL}
     assert {(r.spec, r.device, r.mode) for r in engine.requests} == {(spec.digest, "h200", "default")}
+    waits = {r.library_seconds for r in engine.requests if r.patch is not None}
+    assert all(s is not None and 0 < s < 30.0 for s in waits), "half of what is left"
     assert all(EvaluationRequest.from_json(r.to_json(), r.program.graph).digest == r.digest for r in engine.requests)
+
+
+@pytest.mark.parametrize(("modes", "each"), [((), 20.0), (("default",), 20.0), (MODES, 10.0)])
+def test_all_modes_of_torch_compile_fit_the_budget(modes: Sequence[str], each: float) -> None:
+    engine = Outsider()
+    plan_and_code(torch.relu, (torch.ones(8),), evaluator=engine, coder=FakeCoder(), planner=ScriptedPlanner(("stop",)),
+                  search="greedy", seconds=40.0, compile_modes=modes)  # fmt: skip
+    assert {r.options.compile_seconds for r in engine.requests} == {each}
 
 
 class Broken(Outsider):

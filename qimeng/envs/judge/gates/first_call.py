@@ -11,9 +11,9 @@ from qimeng.library import COMPILE_S, compiles
 from qimeng.program.program import Implementation, Program
 
 
-def first_call_s(implementations: Iterable[Implementation], usual_s: float) -> float:
-    """Seconds for a first call: `usual_s`, or at least `COMPILE_S` where one of `implementations` compiles then."""
-    return max(usual_s, COMPILE_S) if any(map(compiles, implementations)) else usual_s
+def first_call_s(implementations: Iterable[Implementation], usual_s: float, most_s: float = COMPILE_S) -> float:
+    """Seconds for a first call: `usual_s`, or `most_s` if that is more and one of `implementations` compiles then."""
+    return max(usual_s, most_s) if any(map(compiles, implementations)) else usual_s
 
 
 def warms_up(program: Program) -> bool:

@@ -5,6 +5,7 @@ Deals in processes and turns on the device. Knows nothing about what a gate chec
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,7 @@ from qimeng.envs.workers.forkserver import Process
 from qimeng.envs.workers.stopwatch import Samples
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Gate
+from qimeng.library import COMPILE_S
 
 KEEPS_LINES = "evict_last"
 """What stands in a Triton kernel that asks the L2 cache to keep lines."""
@@ -94,6 +96,7 @@ class GpuRun(Run):
         economize: makes the judge's own process take less memory; False where it cannot.
         thorough: whether this is a final verification.
         worker: the process at hand.
+        library_s: seconds that a library may take to compile what is new.
         files: what was compiled ahead for the candidates, which every worker takes over.
         loaded: the process that the program at hand was loaded into. Gates after that ask it alone: another process
             would run something else.
@@ -105,15 +108,21 @@ class GpuRun(Run):
     rounds: Rounds
     economize: Callable[[], bool] = lambda: False
     thorough: bool = False
+    library_s: float = COMPILE_S
     worker: Process | None = None
     loaded: Process | None = None
     files: list[str] = field(default_factory=list)
     _equipped: Process | None = None
+    _library_end: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The seconds of a library begin."""
+        super().__post_init__()
+        self._library_end = time.monotonic() + self.library_s
 
     def begin(self) -> None:
         """Take a worker, and start the one after it while this one is checked."""
-        with self.clock.part("compile"):  # no turn is held: who compiles needs turns too
-            self.files = [f for c in self.left for f in self.parts.libraries.files(c.program, self.cache)]
+        self.files = [f for c in self.left for f in self.parts.libraries.files(c.program, self.cache)]
         with self.clock.part("start"):
             self.worker = self.parts.workers.take(self.may_share)
             if not self.may_share:
@@ -173,6 +182,11 @@ class GpuRun(Run):
         """The worker that holds the program at hand, dead or alive."""
         assert self.loaded is not None
         return self.loaded
+
+    @property
+    def library_left_s(self) -> float:
+        """Seconds of `library_s` that are left."""
+        return max(0.0, self._library_end - time.monotonic())
 
     @cached_property
     def may_share(self) -> bool:

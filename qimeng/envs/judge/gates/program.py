@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from qimeng.envs.judge.gates.first_call import first_call_s, warms_up
 from qimeng.envs.judge.gates.gpu_run import GpuRun
+from qimeng.envs.judge.gates.library_code import failure_of_call
 from qimeng.envs.judge.gates.pipeline import Candidate, GateCheck, Refusal
 from qimeng.envs.judge.verdicts import RUNS, RUNS_OVERLAPPING, Verdict
+from qimeng.envs.workers.forkserver import WorkerFailed
 from qimeng.interfaces import Gate
 
 
@@ -28,10 +30,12 @@ class RightOutputs(GateCheck[GpuRun]):
             made = [c.digest for c in map(program.implementation, program.regions) if c.generated]
             worker.call("load", parts.limit_s, source="" if program.fallback else program.source, digests=made)
             if warms_up(program):
-                seed = parts.references.draw_seed()
-                most = first_call_s(map(program.implementation, program.called), parts.limit_s)
-                with run.clock.part("compile"):
-                    worker.call("warm", most, seed=seed)
+                seed, called = parts.references.draw_seed(), [program.implementation(r) for r in program.called]
+                try:
+                    with run.clock.part("compile"):
+                        worker.call("warm", first_call_s(called, parts.limit_s, run.library_left_s), seed=seed)
+                except WorkerFailed as failed:
+                    raise failure_of_call(run, called, failed) from None
             runs = RUNS_OVERLAPPING if candidate.overlapping else RUNS
             step_aside = lambda: parts.turns.step_aside(run.clock)  # noqa: E731
             candidate.verdict = parts.judge.check(worker, run.clock.each("reference", run.trials()), step_aside, runs)

@@ -12,6 +12,7 @@ from typing import Any
 
 from qimeng.envs.judge.gates.first_call import first_call_s
 from qimeng.envs.judge.gates.gpu_run import GpuRun
+from qimeng.envs.judge.gates.library_code import failure_of_call
 from qimeng.envs.judge.gates.pipeline import Candidate, Contest, Refusal
 from qimeng.envs.judge.program_times import BEHIND
 from qimeng.envs.judge.region_reference import RegionReference
@@ -85,7 +86,7 @@ class RegionContest(Contest[GpuRun]):
         try:
             answer = _with_region(run, reference).call(
                 "alternative",
-                first_call_s([_written(run, candidate)], parts.limit_s),
+                first_call_s([_written(run, candidate)], parts.limit_s, run.library_left_s),
                 number=candidate.number,
                 implementation=_written(run, candidate).text_alone,
                 expected_bytes=reference.output_bytes,
@@ -97,7 +98,7 @@ class RegionContest(Contest[GpuRun]):
         except WorkerFailed as failed:
             if failed.kind != "error":
                 run.lost()
-            return _refusal(failed)
+            return _refusal(run, candidate, failed)
         if error is None:
             return None
         where = f"region {reference.region.label()} on inputs {reference.draw.distribution!r}"
@@ -118,11 +119,11 @@ class RegionContest(Contest[GpuRun]):
         try:
             worker = _with_region(run, reference)
             written = _written(run, candidate)
-            limit_s = first_call_s([written], run.parts.limit_s)
+            limit_s = first_call_s([written], run.parts.limit_s, run.library_left_s)
             return worker.call(command, limit_s, implementation=written.text_alone, **options)
         except WorkerFailed as failed:
             run.lost()
-            candidate.refusal = _refusal(failed)
+            candidate.refusal = _refusal(run, candidate, failed)
             return None
 
 
@@ -147,8 +148,9 @@ def _with_region(run: GpuRun, reference: RegionReference) -> Process:
     return worker
 
 
-def _refusal(failed: WorkerFailed) -> Refusal:
-    return Refusal(Gate.REGION, "wrong" if failed.kind == "mutated" else failed.kind, str(failed))
+def _refusal(run: GpuRun, candidate: Candidate, failed: WorkerFailed) -> Refusal:
+    told = failure_of_call(run, [_written(run, candidate)], failed)
+    return Refusal(Gate.REGION, "wrong" if told.kind == "mutated" else told.kind, str(told))
 
 
 __all__ = ["CLOSE", "FINALISTS", "SWEEP", "RegionContest"]

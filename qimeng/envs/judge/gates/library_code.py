@@ -1,0 +1,49 @@
+"""The gate that waits for what a library compiles ahead, for as long as the request allows.
+
+Deals in the wait alone; who compiles is `qimeng.envs.judge.library_compilers`. No turn on the device is held here:
+TorchInductor needs turns too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from qimeng.envs.judge.gates.gpu_run import GpuRun
+from qimeng.envs.judge.gates.pipeline import Candidate, GateCheck, Refusal
+from qimeng.envs.workers.forkserver import WorkerFailed
+from qimeng.interfaces import Gate
+from qimeng.interfaces.faults import LEFT_ASIDE
+from qimeng.library import COMPILE_S, compiles
+from qimeng.program.program import Implementation
+
+
+class LibraryCode(GateCheck[GpuRun]):
+    """What a library compiles ahead for a candidate is compiled, or has failed, so that a worker compiles it."""
+
+    name, gate = "library code", Gate.COMPILE
+
+    def prepare(self, run: GpuRun, candidates: Sequence[Candidate]) -> None:
+        """Begin them all."""
+        run.parts.libraries.begin(candidate.program for candidate in candidates)
+
+    def check(self, run: GpuRun, candidate: Candidate) -> Refusal | None:
+        """Leave aside what takes longer than there is time for; it is compiled on, for when it is asked again."""
+        with run.clock.part("library"):
+            done = run.parts.libraries.wait(candidate.program, run.library_left_s)
+        return None if done else Refusal(self.gate, LEFT_ASIDE, _text(run))
+
+
+def failure_of_call(run: GpuRun, implementations: Iterable[Implementation], failed: WorkerFailed) -> WorkerFailed:
+    """What is said of a call that failed and may compile one of `implementations`: left aside, where time ran out."""
+    limited = run.library_s < COMPILE_S and any(map(compiles, implementations))
+    return WorkerFailed(LEFT_ASIDE, _text(run)) if limited and failed.kind == "timeout" else failed
+
+
+def _text(run: GpuRun) -> str:
+    within = f"within {run.library_s:.3g} s, which is what the budget leaves for that"
+    return f"left aside: TorchInductor did not compile it {within}; give more seconds"
+
+
+LIBRARY_CODE = LibraryCode()
+
+__all__ = ["LIBRARY_CODE", "LibraryCode", "failure_of_call"]
