@@ -30,6 +30,9 @@ REPEATED = 2.0
 RELATIVE = ("as_strided", "as_strided_scatter")
 """Operators that read where in its memory a tensor begins, which does not belong to the kind of a call here."""
 
+UPDATING = ("batch_norm", "instance_norm")
+"""Operators that update the statistics they are given, their arguments 3 and 4, if argument 5 says so."""
+
 PLACES = (torch.ops.aten.select.int, torch.ops.aten.slice.Tensor)
 """Operators that read a place of a tensor, which stays as it is: the arguments after the second."""
 
@@ -136,6 +139,8 @@ def _kind_of(node: Any, kinds: dict[Any, _Call]) -> tuple[_Call, list[Any]]:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         raise NotByKinds(f"{target} is no operator of tensors that it leaves as they are")
+    if target.overloadpacket.__name__ in UPDATING and node.args[5] and any(isinstance(x, Node) for x in node.args[3:5]):
+        raise NotByKinds(f"{target} updates its statistics, though its schema does not say so")
     if target.overloadpacket.__name__ in RELATIVE:
         raise NotByKinds(str(target))
     moves, listed = _moves(node), _is_long_list(node)

@@ -201,6 +201,14 @@ def test_a_loop_that_writes_in_place_is_decomposed_in_one_piece(
     assert text_of(graph_of(Written)) == found
 
 
+def test_statistics_are_updated_where_nothing_counts_the_batches(kinds: list[int]) -> None:
+    """torch.export's operator for that does not say in its schema that it changes them."""
+    module = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5))
+    module[1].num_batches_tracked = None
+    graph = capture.capture(lambda: module.train(), lambda: (torch.rand(4, 5),), values=True)
+    assert len(graph.mutations) == 2 and not kinds
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
