@@ -76,11 +76,18 @@ def capture(
     """
     given = make_module, make_inputs, specialise, values, hidden or {}, checks or {}, attributes
     with _ONE_AT_A_TIME:
+        visits = Visits()
         try:
-            return with_named_masks(_traced(*given))
+            return with_named_masks(_traced(*given, visits))
         except LoopStays:
             pass
-        return with_named_masks(_traced(*given, loops=True))
+        except CaptureError as error:
+            if not (error.by_values and visits.selects):
+                raise
+            with contextlib.suppress(CaptureError, LoopStays):
+                return with_named_masks(_traced(*given, Visits(assume=True)))
+            raise
+        return with_named_masks(_traced(*given, None))
 
 
 def _traced(
@@ -91,9 +98,9 @@ def _traced(
     hidden: Mapping[str, Sequence[Call]],
     checks: Mapping[Any, Check],
     attributes: Collection[str],
-    loops: bool = False,
+    experts: Visits | None,
 ) -> OpGraph:
-    """The graph as the module computes it, with its loops as operators; `loops` over experts stay where asked for.
+    """The graph as the module computes it, with its loops as operators; loops over `experts` stay where that is None.
 
     Raises:
         LoopStays: there is a loop over experts that has no form of fixed size.
@@ -111,7 +118,6 @@ def _traced(
         as_without_gradients(module)
         hide(module, hidden)
         hold(module, checks)
-        experts = None if loops else Visits()
         module.register_forward_hook(lambda _, inputs, output: opened(output))
         written_into(module)
         leaves, in_spec = _pytree.tree_flatten((inputs, {}))
@@ -329,7 +335,7 @@ def _graph(
 
     def made() -> OpGraph:
         exported, others = _export(module, inputs, experts)
-        sums = () if experts is None else all_rows(exported, experts)
+        sums = () if experts is None else all_rows(exported, experts, lambda v: _export(module, inputs, v)[0])
         return stacked(converted(exported, others, structure, leaves, floats, attributes), sums)
 
     try:

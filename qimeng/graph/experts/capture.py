@@ -5,11 +5,12 @@ Deals in the order of the two steps. Knows nothing about either.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from qimeng.graph.experts.nodes import NotCovered
 from qimeng.graph.experts.selected import with_all_rows
+from qimeng.graph.experts.skipped import skips_nothing
 from qimeng.graph.experts.visits import Visits
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.rewrites.base import Edit, NoRewrite
@@ -23,8 +24,13 @@ class LoopStays(Exception):
     """A loop over experts has no form of fixed size: the module is to be exported without this."""
 
 
-def all_rows(exported: Any, visits: Visits) -> tuple[str, ...]:
+def all_rows(exported: Any, visits: Visits, export: Callable[[Visits], Any]) -> tuple[str, ...]:
     """Have all experts compute all rows in a decomposed `torch.export.ExportedProgram`, in place.
+
+    Args:
+        exported: the program.
+        visits: what it was exported in.
+        export: exports the module again.
 
     Returns:
         Names of the nodes that add the results up.
@@ -32,11 +38,13 @@ def all_rows(exported: Any, visits: Visits) -> tuple[str, ...]:
     Raises:
         LoopStays: not every loop can be written so.
     """
+    if visits.assumes and not skips_nothing(exported, export):
+        raise LoopStays("a turn without rows does something")
     try:
         found = with_all_rows(exported)
     except NotCovered as error:
         raise LoopStays(str(error)) from error
-    if visits.used and (visits.unsure or not found):
+    if visits.used and (visits.unsure or not found) or visits.assumes and not found:
         raise LoopStays("experts are chosen in a way that is not known")
     return found
 

@@ -290,4 +290,4 @@ def _column(index: Any) -> tuple[Any, int]:
     return node, at
 
 
-__all__ = ["NotCovered", "with_all_rows"]
+__all__ = ["ADDS", "NotCovered", "with_all_rows"]

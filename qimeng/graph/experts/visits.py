@@ -31,14 +31,22 @@ _SAME = (torch.Tensor.squeeze, torch.squeeze)
 class Visits(TorchFunctionMode):
     """In the block, iteration over chosen experts visits all.
 
+    Args:
+        assume: whether code that asks if a mask selects any rows is told that it does.
+        empty: every other mask, from the first (0) or the second (1) on, is said to select none; None for no such mask.
+
     Attributes:
         used: whether one did so.
         unsure: whether rows were selected otherwise than by the mask of the iteration.
+        selects: whether masks selected rows, or were asked whether they do.
+        assumes: whether code was told that masks select rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, assume: bool = False, empty: int | None = None) -> None:
         super().__init__()
-        self.used = self.unsure = False
+        self.used = self.unsure = self.selects = False
+        self.assumes, self._empty = assume or empty is not None, empty
+        self._asked: dict[int, tuple[int, Any]] = {}
         self._made: dict[int, tuple[str, Any, Any]] = {}
         self._numbers: dict[int, torch.Tensor] = {}
         self._masks: dict[int, Any] = {}
@@ -55,9 +63,32 @@ class Visits(TorchFunctionMode):
             tensors = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
             if any(id(x) in self._numbers for x in tensors):
                 return self._with_number(func, args, kwargs, tensors)
-        result = func(*args, **kwargs)
+        if (result := self._told(func, args, kwargs)) is None:
+            result = func(*args, **kwargs)
         self._note(func, args, kwargs, result)
         return result
+
+    def _told(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a function gives that asks for the rows of a mask; None where nothing is assumed of it."""
+        source = args[0] if args else None
+        if func in (*_ROWS, *_ANYS) and len(args) == 1:
+            self.selects = True
+        if not self.assumes or not isinstance(source, torch.Tensor):
+            return None
+        if func is torch.Tensor.__bool__ and self._kind(source) == "whole":
+            return self._has_rows(self._made[id(source)][1])
+        if func not in _ROWS or len(args) != 1 or source.dtype != torch.bool:
+            return None
+        if self._has_rows(source):
+            result = func(*args, **kwargs)
+            torch._check((result if isinstance(result, torch.Tensor) else result[0]).shape[0] >= 1)
+            return result
+        found = source.new_empty((0, source.dim()), dtype=torch.int64)
+        return found if func in _FOUND and not kwargs.get("as_tuple") else found.unbind(1)
+
+    def _has_rows(self, mask: Any) -> bool:
+        number, _ = self._asked.setdefault(id(mask), (len(self._asked), mask))
+        return self._empty is None or number % 2 != self._empty
 
     def _with_number(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
         """A call with the number of an expert, whose value is known; another tensor is indexed by it."""
@@ -84,6 +115,8 @@ class Visits(TorchFunctionMode):
             self._keep("sum", source, result)
         elif func in _ANYS and _all_but_first(source, args[1:], kwargs):
             self._keep("any", source, result)
+        elif func in _ANYS and source is not None and len(args) == 1 and not kwargs and source.dtype == torch.bool:
+            self._keep("whole", source, result)
         elif func in _ABOVE and len(args) == 2 and isinstance(args[1], int) and args[1] == 0:
             self._keep("above", source, result)
         elif func in _PICKS and id(source) in self._masks or func in _SAME and self._kind(source) == "row":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,6 +100,44 @@ class OtherTurns(Loop):
 
     def turns(self, mask: torch.Tensor) -> Any:
         return (mask.flip(0).sum((-1, -2)) > 0).nonzero()
+
+
+ASKS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "numel": lambda rows, mask: rows.numel() > 0,
+    "shape": lambda rows, mask: rows.shape[0] != 0,
+    "any": lambda rows, mask: mask.any(),
+}
+"""Ways to ask whether an expert has rows."""
+
+
+class Asks(Loop):
+    """A turn asks whether it has rows.
+
+    Args:
+        form: how it asks.
+        otherwise: what it does without rows.
+    """
+
+    def __init__(self, form: str = "numel", otherwise: str = "continue"):
+        super().__init__("range")
+        self.asks, self.otherwise = form, otherwise
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = torch.topk(torch.softmax(self.router(x), -1), 2)
+        out, first = torch.zeros_like(x), True
+        for e in range(self.number):
+            mask = chosen == e
+            rows, place = torch.where(mask)
+            if ASKS[self.asks](rows, mask):
+                if first and self.otherwise == "flag":
+                    out = out + x
+                out.index_add_(0, rows, self.turn(e, x, rows) * weights[rows, place, None])
+            elif self.otherwise == "adds":
+                out = out + 1
+            elif self.otherwise == "returns":
+                return out
+            first = False
+        return out
 
 
 class Dense(nn.Module):

@@ -12,7 +12,7 @@ from qimeng.graph.capture import CaptureError, capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.program import Program, load_source
 from qimeng.program.verify import capture_spec
-from tests.graph.experts.samples import LOOPS, Loop, Mixes, OtherTurns, Unweighted
+from tests.graph.experts.samples import ASKS, LOOPS, Asks, Loop, Mixes, OtherTurns, Unweighted
 from tests.vocabulary.irregular.samples import CONTEXT, action_of, after, start_of
 
 
@@ -31,6 +31,19 @@ def test_a_loop_becomes_a_batch_of_products(form: str) -> None:
     assert found.count("bmm") == (2 if form == "stacked" else 3) and found.count("scatter") == 1
     assert found.count("stack") == (0 if form == "stacked" else 3)
     assert not any(p.startswith("torch.") or p in ("eq", "index", "nonzero") for p in found)
+
+
+@pytest.mark.parametrize("form", ASKS)
+def test_a_turn_may_be_left_out_where_it_has_no_rows(form: str) -> None:
+    found = packets(graph_of(Asks(form)))
+    assert found.count("bmm") == 3 and found.count("scatter") == 1
+    assert not any(p.startswith("torch.") or p in ("eq", "any", "index", "nonzero") for p in found)
+
+
+@pytest.mark.parametrize("otherwise", ["adds", "returns", "flag"])
+def test_a_turn_that_does_something_without_rows_is_refused(otherwise: str) -> None:
+    with pytest.raises(CaptureError, match="its Python code depends on the values of a tensor"):
+        graph_of(Asks("numel", otherwise))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -56,9 +69,10 @@ def test_another_loop_over_chosen_experts_is_refused_as_before(module: nn.Module
         graph_of(module)
 
 
-def test_the_graph_computes_what_the_module_does() -> None:
+@pytest.mark.parametrize("module", [Loop("hit"), Asks("any")], ids=["hit", "asks"])
+def test_the_graph_computes_what_the_module_does(module: nn.Module) -> None:
     """Also where a row has no weight at all, and where an expert has no row."""
-    module = Loop("hit").eval()
+    module.eval()
     spec = KernelSpec.from_module(module, (torch.randn(12, 16),))
     model = load_source(Program.start(capture_spec(spec)).source, "loops").Model()
     model.load_state_dict(module.state_dict())
