@@ -83,7 +83,7 @@ def test_an_honest_program_is_out_of_bounds_now_and_then_and_never_refused():
     found = [
         look
         for seed in range(6)
-        for look in looks(linear_batch_norm(seed), [honest, lambda s, x: honest(s, x, True)], rounds=2)
+        for look in looks(linear_batch_norm(seed, inputs=256), [honest, lambda s, x: honest(s, x, True)], rounds=2)
     ]
     assert len(found) == 6 * 2 * (len(DISTRIBUTIONS) + len(SECRET_SIZE) + 1) * 2
     assert sum(not first for first, _ in found) >= 1, "what this test is about does not happen any more"
