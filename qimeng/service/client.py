@@ -84,7 +84,7 @@ class EvaluationClient:
         patience: seconds for which a service that cannot be reached is tried again.
 
     Raises:
-        ServiceError: the extra is not installed, or the token or the address is none.
+        ServiceError: the extra is not installed, or the token or the address is malformed.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8460", token: str | None = None, patience: float = PATIENCE_S):

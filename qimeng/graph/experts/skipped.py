@@ -23,6 +23,8 @@ PARITIES = (0, 1)
 def skips_nothing(exported: Any, export: Callable[[Visits], Any]) -> bool:
     """Whether turns without rows do nothing.
 
+    Both halves are tried, so that what a turn does may not depend on whether the one before it had rows.
+
     Args:
         exported: the decomposed `torch.export.ExportedProgram` in which every turn has rows.
         export: exports the module again.

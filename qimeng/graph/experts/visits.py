@@ -38,8 +38,8 @@ class Visits(TorchFunctionMode):
     Attributes:
         used: whether one did so.
         unsure: whether rows were selected otherwise than by the mask of the iteration.
-        selects: whether masks selected rows, or were asked whether they do.
-        assumes: whether code was told that masks select rows.
+        selects: whether code selected rows by a mask, or asked whether a mask selects any.
+        assumes: whether such code is told what `assume` and `empty` say.
     """
 
     def __init__(self, assume: bool = False, empty: int | None = None) -> None:

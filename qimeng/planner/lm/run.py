@@ -243,7 +243,7 @@ class Run:
 def prepare(out: Path, config: TrainConfig) -> None:
     """Make the folder of a run, or see that the run in it has the same settings.
 
-    A run that ended before it had trained anything is none: other settings take its place.
+    A run that ended before it had trained anything does not count: a run with other settings may take its folder.
 
     Raises:
         TrainingError: it has others, no trees are named to train on, or TensorBoard is wanted and not installed.
