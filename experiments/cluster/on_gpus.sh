@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Training on a cluster's answers, and the rate of a cluster beside that of local pools, on a machine with two GPUs.
+# With one GPU the trainings follow each other, and the rate is that of one GPU.
 #
 # bash experiments/cluster/on_gpus.sh OUT [SECONDS of training] [SECONDS of the rate]       (under 4 minutes by default)
 #
@@ -16,6 +17,9 @@ read -r FIRST SECOND <<<"$("$PYTHON" -c '
 import os
 n = sorted(os.sched_getaffinity(0)); h = max(1, len(n) // 2)
 print(",".join(map(str, n[:h])), ",".join(map(str, n[h:] or n)))')"
+SEEN=$(nvidia-smi -L 2>/dev/null | wc -l)
+OTHER=1 ARMS="local,cluster 2"
+[ "$SEEN" != 1 ] || { OTHER=0 ARMS="local,cluster 1"; }
 count() { tr , '\n' <<<"$1" | wc -l; }
 HEAD=
 stop() { [ -z "$HEAD" ] || kill "$HEAD" 2>/dev/null; HEAD=; }
@@ -33,17 +37,20 @@ train() { # NAME CORES ARGUMENTS…
     echo "train $name: exit $?, $((SECONDS - began)) s" | tee -a "$OUT/summary.txt"
 }
 
-CUDA_VISIBLE_DEVICES=1 taskset -c "$SECOND" "$PYTHON" -c 'import sys; from ray.scripts.scripts import main; sys.exit(main())' \
+in_turn() { [ "$SEEN" != 1 ] || wait "$LOCAL"; }
+
+CUDA_VISIBLE_DEVICES=0 train local "$FIRST" --cluster local &
+LOCAL=$!
+in_turn
+CUDA_VISIBLE_DEVICES=$OTHER taskset -c "$SECOND" "$PYTHON" -c 'import sys; from ray.scripts.scripts import main; sys.exit(main())' \
     start --head --block --node-ip-address=127.0.0.1 --port="$PORT" --include-dashboard=false --disable-usage-stats \
     --num-gpus="$([ -n "${FAKE:-}" ] && echo 0 || echo 1)" --num-cpus="$(count "$SECOND")" \
     --object-store-memory=200000000 >"$OUT/ray.log" 2>&1 &
 HEAD=$!
 for _ in $(seq 120); do (: <"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null && break || sleep 0.5; done
-CUDA_VISIBLE_DEVICES=0 train local "$FIRST" --cluster local &
-LOCAL=$!
 CUDA_VISIBLE_DEVICES= train address "$SECOND" --cluster "127.0.0.1:$PORT"
 "$PYTHON" -m qimeng.cli cluster status "127.0.0.1:$PORT" --json >"$OUT/status.json" 2>"$OUT/status.log"
-wait "$LOCAL"
+wait "$LOCAL" 2>/dev/null
 stop
 "$PYTHON" - "$OUT" <<'END' | tee -a "$OUT/summary.txt"
 import json, sys
@@ -62,5 +69,5 @@ status = (out / "status.json").read_text()
 for row in json.loads(status) if status else ():
     print("keeper:", {k: row.get(k) for k in ("gpu", "generation", "visible", "done", "failed", "cpu_tasks", "done_here", "why_here")})
 END
-[ "$RATE" = 0 ] || "$PYTHON" -m experiments.cluster.rate "$OUT/rate.jsonl" --seconds "$RATE" --arms "local,cluster 2" \
+[ "$RATE" = 0 ] || "$PYTHON" -m experiments.cluster.rate "$OUT/rate.jsonl" --seconds "$RATE" --arms "$ARMS" \
     --specs 0,1,2,3 ${FAKE:+--fake} 2>&1 | tail -40 | cut -c1-600 | tee -a "$OUT/summary.txt"
