@@ -83,7 +83,8 @@ def test_a_fused_kernel_is_right_and_measured() -> None:
     [
         (MODEL.replace("slope * v", "v"), ("wrong",)),
         (MODEL.replace("o + row * N", "o + row * N * 100000"), ("illegal-access", "wrong", "crash")),
-        (MODEL.replace("tl.load(x + row", "tl.load(y + row"), ("compile",)),
+        (MODEL.replace("tl.load(x + row", "tl.load(y + row"), ("coder",)),
+        (MODEL.replace("tl.arange(0, N)", "tl.arange(0, N - 1)"), ("compile",)),
         (MODEL.replace("        return o", "        return torch.nn.functional.leaky_relu(x * self.scale, self.slope)"),
          ("not-a-kernel",)),
     ],

@@ -20,12 +20,17 @@ _KEPT = _NO_SUID | _NO_DEVICES | _NO_EXEC
 """Flags that a mount keeps; `statvfs` numbers them as mount does."""
 
 
-def enter() -> str:
-    """Mount it; the process has one thread and a mount namespace of its own.
+def enter(own_mounts: bool) -> str:
+    """Mount it, in a process of one thread.
+
+    Args:
+        own_mounts: whether the process has a mount namespace of its own; in another, all of the machine would see it.
 
     Raises:
         Unavailable: it may not be mounted here.
     """
+    if not own_mounts:
+        raise Unavailable("no mounts of its own")
     text = "nothing of the kernel's may be written"
     with suppress(Unavailable):  # who is not root needs a namespace of processes for that
         checked(_mount("proc", PROC, "proc", _KEPT, "hidepid=ptraceable"), "a folder of processes")

@@ -121,12 +121,14 @@ class Sandbox:
         may_read = [*places.readable(), *readable] if "landlock" in layers else []
         may_write = [folder, *writable]
         sockets = "local" if places.has_gpu() else "pairs"  # asked before landlock hides the device files
+        entered: dict[str, str] = {}
+        skipped: dict[str, str] = {}
         ways: dict[str, Callable[[], str]] = {
             "environment": lambda: surroundings.clean_environment(folder, variables),
             "files": lambda: surroundings.close_files(files),
             "network": lambda: network.enter(up=tool),
             "shared_memory": shared_memory.enter,
-            "processes": processes.enter,
+            "processes": lambda: processes.enter(own_mounts="shared_memory" in entered),
             "limits": limits.enter,
             "capabilities": privileges.drop_capabilities,
             "no_new_privs": privileges.no_new_privileges,
@@ -140,8 +142,6 @@ class Sandbox:
                 "all" if tool and "network" in entered else sockets, seccomp.HOSTS if self.level == "host" else ()
             ),
         }
-        entered: dict[str, str] = {}
-        skipped: dict[str, str] = {}
         for name in layers:
             try:
                 entered[name] = ways[name]()
