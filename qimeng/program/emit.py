@@ -16,11 +16,11 @@ from qimeng.backend.registry import backend_named
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, row_major
 from qimeng.graph.region import Region, literal
 from qimeng.graph.state import settled_nodes
-from qimeng.program.face import arrange, attribute, call_constants, face_runtime, refuse_gradients
+from qimeng.program.face import arrange, call_constants, face_runtime, refuse_gradients
 from qimeng.program.implementation import Implementation
 from qimeng.program.launch import RUNTIME as LAUNCH
 from qimeng.program.launch import launch_call
-from qimeng.program.runtime import BFLOAT16, CARRY, DEVICE, HEADER, RUNTIME, STATE_CHANGES
+from qimeng.program.runtime import BFLOAT16, CARRY, DEVICE, HEADER, RUNTIME, STATE, STATE_CHANGES
 from qimeng.program.settled import Settled, is_settled, settled_section
 from qimeng.program.strides import STRIDES, runs_anywhere, uncertain, with_strides
 
@@ -48,6 +48,7 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]],
         + "\n\n".join(sections.values())
         + "\n"
         + RUNTIME
+        + (STATE if any(n.kind in ("parameter", "buffer") for n in graph.nodes.values()) else "")
         + face_runtime(graph)
         + (STRIDES if uncertain(parts) else "")
         + (DEVICE if _has_kernels(parts) else "")
@@ -71,7 +72,7 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launc
     state, inputs = [], []
     for node in graph.nodes.values():
         if node.kind in ("parameter", "buffer"):
-            names[Value(node.name)] = f"self{attribute(node.target)}"
+            names[Value(node.name)] = f"state[{node.target!r}]"
             state.append(node)
         elif node.kind in ("input", "scalar"):
             names[Value(node.name)] = f"a{node.target}"
@@ -101,7 +102,8 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launc
     settled = Settled.of(graph, parts)
     functions = [impl.prepare for _, _, impl in prepared] + ([settled.name] if settled else [])
     made = ", ".join(f"_Prepared({function})" for function in functions)
-    more = ", _qimeng_launch=_Launch()" if launch else ""
+    more = ", _qimeng_state=_State()" if state else ""
+    more += ", _qimeng_launch=_Launch()" if launch else ""
     lines.append(f"        vars(self).update(_qimeng_prepared=[{made}], _qimeng_fits=True{more})")
     if graph.training is False:
         lines.append("        self.eval()")
@@ -120,7 +122,6 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launc
     lines += [f"        _check_{language}(device)" for language in guarded]
     lines += ["        _check_bfloat16(device)"] if _uses_bfloat16(graph, parts) else []
     compute = ['        prepared = vars(self)["_qimeng_prepared"]'] if functions else []
-    held = [names[Value(node.name)] for node in state]
     unsure = uncertain(parts)
     compute += _settled_call(graph, settled, names, f"prepared[{len(prepared)}]", unsure) if settled else []
     compute += _calls(graph, parts, names, by_region, unsure)
@@ -128,10 +129,11 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launc
     results = [o for o in graph.outputs if isinstance(o, Value)]
     if launch:
         given = [f"a{n.target}" for n in inputs]
-        run = ["", f"    def _qimeng_run(self, {', '.join(given)}):", f"        {_guards(graph, inputs)[0]}", *compute]
+        device = [f"        {line}" for line in _device(graph, inputs)]
+        run = ["", f"    def _qimeng_run(self, {', '.join(given)}):", *device, *compute]
         run.append(f"        return ({''.join(f'{names[v]}, ' for v in results)})")
         names |= {v: f"o{i}" for i, v in enumerate(dict.fromkeys(results))}
-        lines += [f"        {line}" for line in launch_call(held, given, [names[v] for v in results])]
+        lines += [f"        {line}" for line in launch_call(bool(state), given, [names[v] for v in results])]
     else:
         lines, run = lines + compute, []
     out = [names[o] if isinstance(o, Value) else literal(o) for o in graph.outputs]
@@ -237,7 +239,7 @@ def _mutations(graph: OpGraph, names: dict[Value, str]) -> list[str]:
         if node.kind == "buffer" and node.target in changed:
             lines.append(f"        old{len(lines)} = {names[value]}.clone()")
             names[value] = f"old{len(lines) - 1}"
-    return lines + [f"        self{attribute(key)}.copy_({names[value]})" for key, value in graph.mutations]
+    return lines + [f"        state[{key!r}].copy_({names[value]})" for key, value in graph.mutations]
 
 
 def _unpack(graph: OpGraph) -> list[str]:
@@ -270,19 +272,21 @@ def _is_flat(graph: OpGraph) -> bool:
     return not graph.in_spec.parts or all(part.kind == "leaf" for part in graph.in_spec.parts[0].parts)
 
 
-def _guards(graph: OpGraph, inputs: list[Node]) -> list[str]:
-    """Lines that refuse what the program was not made for."""
-    lines = []
-    tensors = [n for n in inputs if n.kind == "input"]
+def _device(graph: OpGraph, inputs: list[Node]) -> list[str]:
+    """Lines that read parameters and buffers, where there are any, and say where the program computes."""
     state = [n for n in graph.nodes.values() if n.kind in ("parameter", "buffer")]
     if state:
-        lines.append(f"device = self{attribute(state[0].target)}.device")
-    elif tensors:
-        lines.append(
-            f"device = a{tensors[0].target}.device if isinstance(a{tensors[0].target}, torch.Tensor) else None"
-        )
-    else:
-        lines.append("device = torch.get_default_device()")
+        return ['state = vars(self)["_qimeng_state"](self)', f"device = state[{state[0].target!r}].device"]
+    tensors = [f"a{n.target}" for n in inputs if n.kind == "input"]
+    if tensors:
+        return [f"device = {tensors[0]}.device if isinstance({tensors[0]}, torch.Tensor) else None"]
+    return ["device = torch.get_default_device()"]
+
+
+def _guards(graph: OpGraph, inputs: list[Node]) -> list[str]:
+    """Lines that refuse what the program was not made for."""
+    lines = _device(graph, inputs)
+    tensors = [n for n in inputs if n.kind == "input"]
     for node in tensors:
         meta = node.metas[0]
         assert meta is not None

@@ -5,10 +5,6 @@ Deals in lines of source text at the edge of the class `Model`. Knows nothing ab
 
 from __future__ import annotations
 
-import keyword
-
-import torch
-
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import literal
 from qimeng.spec.call import Call
@@ -16,7 +12,9 @@ from qimeng.spec.call import Call
 GRADIENTS = '''
 def _check_gradients(tensors):
     """Refuse what autograd would take for a constant: nothing in this file computes gradients."""
-    if any(t.requires_grad or torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+    ad = torch.autograd.forward_ad
+    moving = ad._current_level >= 0 and any(ad.unpack_dual(t).tangent is not None for t in tensors)
+    if moving or any(t.requires_grad for t in tensors):
         raise RuntimeError(
             "this program computes no gradients: call it under torch.no_grad(), or with inputs and parameters that "
             "require none (x.detach(), model.requires_grad_(False)); to train, call the module it was made from"
@@ -106,8 +104,6 @@ def _same_structure(a, b):
 
 '''
 
-_PLAIN_MODULE = torch.nn.Module()
-
 
 def face_runtime(graph: OpGraph) -> str:
     """The functions that the lines of this room call."""
@@ -145,7 +141,7 @@ def refuse_gradients(graph: OpGraph) -> list[str]:
     """Lines that refuse a call that may need gradients."""
     tensors = [f"a{n.target}" for n in graph.nodes.values() if n.kind == "input"]
     if any(n.kind in ("parameter", "buffer") for n in graph.nodes.values()):
-        tensors += ["*self.parameters()", "*self.buffers()"]
+        tensors.append("*state.values()")
     if not tensors:
         return []
     return [
@@ -154,21 +150,4 @@ def refuse_gradients(graph: OpGraph) -> list[str]:
     ]
 
 
-def attribute(key: str) -> str:
-    """What follows ``self`` to reach a parameter or buffer, whatever its name.
-
-    >>> attribute("layer.weight"), attribute("layers.0.weight"), attribute("scales.0"), attribute("half")
-    ('.layer.weight', ".layers._modules['0'].weight", ".scales.__getattr__('0')", ".__getattr__('half')")
-    """
-    *path, last = key.split(".")
-    steps = [f".{part}" if _is_plain(part) else f"._modules[{part!r}]" for part in path]
-    return "".join(steps) + (f".{last}" if _is_plain(last) else f".__getattr__({last!r})")
-
-
-def _is_plain(part: str) -> bool:
-    """Whether ``self.part`` reaches state of that name: Python's own rules and the attributes of modules allow it."""
-    is_name = part.isidentifier() and not keyword.iskeyword(part) and not part.startswith("__")
-    return is_name and not hasattr(_PLAIN_MODULE, part) and not part.startswith("_qimeng_")
-
-
-__all__ = ["arrange", "attribute", "call_constants", "face_runtime", "refuse_gradients"]
+__all__ = ["arrange", "call_constants", "face_runtime", "refuse_gradients"]

@@ -126,19 +126,19 @@ def copied_bytes(graph: OpGraph) -> int:
     return 2 * sum(graph.meta(v).bytes for v in (*inputs, *results))
 
 
-def launch_call(state: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
+def launch_call(state: bool, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
     """The lines of `forward` that launch the program.
 
     Args:
-        state: expressions of the parameters and buffers.
+        state: whether there are parameters or buffers.
         inputs: names of the input tensors.
         outputs: names for the results.
     """
+    held = "state.values()" if state else "()"
     return [
-        f"state = ({''.join(f'{s}, ' for s in state)})",
         f"given = ({''.join(f'{i}, ' for i in inputs)})",
         'launch, prepared = vars(self)["_qimeng_launch"], vars(self)["_qimeng_prepared"]',
-        f"{''.join(f'{o}, ' for o in outputs)}= launch(self._qimeng_run, device, state, prepared, given)",
+        f"{''.join(f'{o}, ' for o in outputs)}= launch(self._qimeng_run, device, {held}, prepared, given)",
     ]
 
 
