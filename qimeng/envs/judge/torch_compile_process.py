@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
 import torch
 
 from qimeng.device_lock import DeviceLock
+
+
+KEPT_S = 0.1
+"""Seconds for which the device is kept after a measurement: the next one may follow."""
 
 
 def compile_module(
@@ -54,11 +58,16 @@ def measure_alone(lock: DeviceLock) -> None:
 
 
 class _Turn:
-    """A lock that may be asked for again inside."""
+    """A lock that may be asked for again inside, and is kept from one measurement to the next.
+
+    A network has a hundred kernels, measured one right after the other. If each waited for its own turn, most of the
+    time would be spent on waiting for the checks that others began meanwhile.
+    """
 
     def __init__(self, lock: DeviceLock):
         self._lock, self._mine = lock, threading.RLock()
-        self._depth = 0
+        self._depth, self._kept = 0, ExitStack()
+        self._ending: threading.Timer | None = None
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, alone on the device."""
@@ -76,12 +85,25 @@ class _Turn:
             if self._depth:
                 yield
                 return
-            with self._lock.alone():
-                self._depth += 1
-                try:
-                    yield
-                finally:
-                    self._depth -= 1
+            if self._ending is not None:
+                self._ending.cancel()
+            else:
+                self._kept.enter_context(self._lock.alone())
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                self._ending = threading.Timer(KEPT_S, self._end, ())
+                self._ending.daemon = True
+                self._ending.start()
+
+    def _end(self) -> None:
+        """Give the lock back, unless it is used again by now."""
+        with self._mine:
+            if self._ending is threading.current_thread():
+                self._ending = None
+                self._kept.close()
 
 
 __all__ = ["compile_module", "measure_alone"]
