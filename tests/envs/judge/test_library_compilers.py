@@ -17,6 +17,7 @@ from qimeng import KernelSpec
 from qimeng.actions import Context, kind_named
 from qimeng.device import DEVICES
 from qimeng.envs.judge import library_compilers
+from qimeng.envs.judge.gates.gpu_run import TAKEN_OVER_S, GpuRun
 from qimeng.envs.judge.gates.library_code import LIBRARY_CODE, failure_of_call
 from qimeng.envs.judge.gates.pipeline import Candidate
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
@@ -138,6 +139,13 @@ def test_what_takes_longer_than_there_is_time_for_is_left_aside_and_compiled_on(
     run.library_left_s = PATIENCE_S
     assert LIBRARY_CODE.check(run, candidate) is None and run.clock.seconds["library"] > 0
     assert len(compilers.files(large, str(tmp_path))) == 1 and server.compiled == 1
+
+
+def test_a_worker_gets_time_to_load_what_was_compiled() -> None:
+    allowed: Any = GpuRun.first_call_s.fget  # type: ignore[attr-defined]
+    assert allowed(SimpleNamespace(library_left_s=1.0, files=["file"])) == TAKEN_OVER_S
+    assert allowed(SimpleNamespace(library_left_s=1.0, files=[])) == 1.0
+    assert allowed(SimpleNamespace(library_left_s=100.0, files=["file"])) == 100.0
 
 
 def test_the_judge_waits_no_longer_than_a_request_says(large: Program, server: Server) -> None:

@@ -36,6 +36,9 @@ from qimeng.library import COMPILE_S
 KEEPS_LINES = "evict_last"
 """What stands in a Triton kernel that asks the L2 cache to keep lines."""
 
+TAKEN_OVER_S = 30.0
+"""Seconds that the first call may take at least of what was compiled ahead: it is traced once more, and loaded."""
+
 Rounds = Callable[[Process, Clock, bool], tuple[Samples, Samples]]
 """Times a program that a worker has loaded, and eager (`ProgramTimes.search`, `ProgramTimes.final`)."""
 
@@ -187,6 +190,11 @@ class GpuRun(Run):
     def library_left_s(self) -> float:
         """Seconds of `library_s` that are left."""
         return max(0.0, self._library_end - time.monotonic())
+
+    @property
+    def first_call_s(self) -> float:
+        """Seconds that the first call of what a library compiles may take."""
+        return max(self.library_left_s, TAKEN_OVER_S if self.files else 0.0)
 
     @cached_property
     def may_share(self) -> bool:

@@ -33,7 +33,7 @@ class RightOutputs(GateCheck[GpuRun]):
                 seed, called = parts.references.draw_seed(), [program.implementation(r) for r in program.called]
                 try:
                     with run.clock.part("compile"):
-                        worker.call("warm", first_call_s(called, parts.limit_s, run.library_left_s), seed=seed)
+                        worker.call("warm", first_call_s(called, parts.limit_s, run.first_call_s), seed=seed)
                 except WorkerFailed as failed:
                     raise failure_of_call(run, called, failed) from None
             runs = RUNS_OVERLAPPING if candidate.overlapping else RUNS

@@ -86,7 +86,7 @@ class RegionContest(Contest[GpuRun]):
         try:
             answer = _with_region(run, reference).call(
                 "alternative",
-                first_call_s([_written(run, candidate)], parts.limit_s, run.library_left_s),
+                first_call_s([_written(run, candidate)], parts.limit_s, run.first_call_s),
                 number=candidate.number,
                 implementation=_written(run, candidate).text_alone,
                 expected_bytes=reference.output_bytes,
@@ -119,7 +119,7 @@ class RegionContest(Contest[GpuRun]):
         try:
             worker = _with_region(run, reference)
             written = _written(run, candidate)
-            limit_s = first_call_s([written], run.parts.limit_s, run.library_left_s)
+            limit_s = first_call_s([written], run.parts.limit_s, run.first_call_s)
             return worker.call(command, limit_s, implementation=written.text_alone, **options)
         except WorkerFailed as failed:
             run.lost()
