@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from qimeng.graph.loops.loop import is_loop
 from qimeng.graph.memory import memory_of
-from qimeng.graph.opgraph import OpGraph, Value
+from qimeng.graph.opgraph import Node, OpGraph, Value, values_in
 from qimeng.graph.ops import category
 
 CUDA_GRAPH = "cuda-graph"
@@ -19,9 +19,12 @@ CUDA_GRAPH = "cuda-graph"
 WAITS = frozenset(
     f"aten.{name}"
     for name in "nonzero masked_select _local_scalar_dense item unique unique2 _unique2 unique_consecutive "
-    "repeat_interleave bincount index index_put".split()
+    "repeat_interleave bincount".split()
 )
-"""Operators that may wait for the GPU to know a size; those with a mask as an index are among them."""
+"""Operators that may wait for the GPU to know a size."""
+
+INDEXED = ("aten.index", "aten.index_put")
+"""Operators that do so where an index is a mask."""
 
 RUNTIME = '''
 def _record(function):
@@ -106,7 +109,7 @@ def obstacle(graph: OpGraph) -> str:
     for node in graph.ops():
         if category(node) == "random":
             return f"{node.packet.removeprefix('aten.')} draws random numbers, which a replay would repeat"
-        if node.packet in WAITS or (node.literal is not None and not is_loop(node)):
+        if node.packet in WAITS or _has_mask(graph, node) or (node.literal is not None and not is_loop(node)):
             return f"{node.packet.removeprefix('aten.')} may wait for the GPU in the middle of a call"
     roots = [memory_of(graph.nodes, v) for v in graph.outputs if isinstance(v, Value)]
     held = [r for r in roots if graph.nodes[r.node].kind != "op"]
@@ -117,6 +120,11 @@ def obstacle(graph: OpGraph) -> str:
     if not any(n.kind == "input" for n in graph.nodes.values()):
         return "there is no input"
     return ""
+
+
+def _has_mask(graph: OpGraph, node: Node) -> bool:
+    """Whether an index of `node` is a mask, so that its values say how many elements are read or written."""
+    return node.packet in INDEXED and any(graph.meta(v).dtype == "bool" for v in values_in(node.args[1]))
 
 
 def copied_bytes(graph: OpGraph) -> int:
