@@ -57,6 +57,8 @@ class Product:
         finish: lines before that.
         extra: further parameters of the kernel.
         wide: whether offsets pass 31 bits.
+        paired: whether the one product gives two results, whose columns take turns: ``acc0`` and ``acc1``. Reading
+            them side by side reads whole lines of memory, where one of them alone is every second element.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Product:
     finish: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     wide: bool = False
+    paired: bool = False
 
     def text(self, s: GemmSchedule) -> str:
         """The kernel; its parameters are rows, matrices, order, firsts, `extra` and the result."""
@@ -88,22 +91,30 @@ class Product:
         )
         deep = [f"(k < {self.depth})"] if self.depth % s.block_k else []
         across = [f"(n < {self.columns})"] if self.columns % s.block_n else []
+        column, width, before, after = "n", "BN", list[str](), list[str]()
+        if self.paired:
+            column, width = "c", "BN * 2"
+            before = ["c = tl.program_id(1) * BN * 2 + tl.arange(0, BN * 2)[None, :]"]
+            after = ["acc0, acc1 = tl.split(tl.reshape(acc0, [BM, BN, 2]))"]
         slot = "s" if self.each == 1 else f"(s // {self.each})"
         precision = "" if self.half else f', input_precision="{s.precision}"'
         load = "{0} = tl.load({1}_ptr + {2}{3})"
         inside = " & ".join(["inside", *(f"{m}[None, :]" for m in deep)])
         place = f"{_times(slot, self.rows[0])} + {_times('k[None, :]', self.rows[1])}"
         step = ["k = start + tl.arange(0, BK)", load.format("a", "x", place, f", mask={inside}, other=0.0")]
-        mask = " & ".join([*(f"{m}[:, None]" for m in deep), *across])
+        bound = [f"(c < {self.columns * 2})"] if self.paired and across else across
+        mask = " & ".join([*(f"{m}[:, None]" for m in deep), *bound])
         given = f", mask={mask}, other=0.0" if mask else ""
-        for j, (matrix, along, column, first) in enumerate(self.leaves):
-            place = f"group.to(tl.int64) * {matrix} + {_times('k[:, None]', along)} + {_times('n', column)}"
+        for j, (matrix, along, stride, first) in enumerate(self.leaves):
+            place = f"group.to(tl.int64) * {matrix} + {_times('k[:, None]', along)} + {_times(column, stride)}"
             place += f" + {first}" if first else ""
             step += [load.format(f"b{j}", f"w{j}", place, given), f"acc{j} = tl.dot(a, b{j}, acc{j}{precision})"]
         body = [
-            *(f"acc{j} = tl.zeros([BM, BN], tl.float32)" for j in range(len(self.leaves))),
+            *before,
+            *(f"acc{j} = tl.zeros([BM, {width}], tl.float32)" for j in range(len(self.leaves))),
             f"for start in range(0, {self.depth}, BK):",
             *(f"    {line}" for line in step),
+            *after,
             *self.finish,
             f"tl.store(y_ptr + {self.place}, ({self.value}).to(tl.{self.dtype}), mask="
             f"{' & '.join(['inside', *across])})",

@@ -8,6 +8,7 @@ between the products; a second one multiplies again and weighs; a last one adds 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
@@ -19,7 +20,7 @@ from qimeng.family import NotConcerned, Unsupported, family_field
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, itemsize, map_values, row_major
 from qimeng.graph.region import Region, make_region
 from qimeng.program.program import Implementation
-from qimeng.vocabulary.irregular.dense_experts import Layer, base_of, plain
+from qimeng.vocabulary.irregular.dense_experts import Layer, Leaf, base_of, plain
 from qimeng.vocabulary.irregular.experts import experts_layer
 from qimeng.vocabulary.irregular.grouped_plan import LEAST
 from qimeng.vocabulary.irregular.grouped_printing import Product, launch
@@ -106,7 +107,8 @@ def plan_routed(region: Region) -> RoutedPlan:
     leaves = layer.leaves
     added = [b for b in (*(leaf.bias for leaf in leaves), layer.bias) if b is not None]
     operands = [layer.rows, layer.chosen, layer.weights, layer.second, *(leaf.weight for leaf in leaves), *added]
-    names = tuple(beside(region, v, texts, lines) for v in operands)
+    named = {v: beside(region, v, texts, lines) for v in dict.fromkeys(operands)}
+    names = tuple(named[v] for v in operands)
     needed = {n for v in operands for n in before(region, v)} | layer.taken | views
     if other := set(region.nodes) - needed:
         raise Unsupported(f"{', '.join(sorted(other))}: the region does more than compute experts")
@@ -224,7 +226,13 @@ def print_routed(plan: RoutedPlan, schedule: RoutedSchedule, prefix: str) -> Imp
         dtype=out.dtype,
     )  # fmt: skip
     high = tiles(plan, s)
-    up = launch(f"{prefix}_up", [x, *firsts, "order", "first", *added[:own], "h"], (high, -(-inner // s.block_n)), s)
+    first, last = _products(plan, prefix)
+    up = launch(
+        f"{prefix}_up",
+        [x, *firsts[: len(first.leaves)], "order", "first", *added[:own], "h"],
+        (high, -(-inner // s.block_n)),
+        s,
+    )
     down = ["h", second, "order", "first", "scale", *added[own:], "part"]
     lines = [
         *plan.before,
@@ -240,7 +248,6 @@ def print_routed(plan: RoutedPlan, schedule: RoutedSchedule, prefix: str) -> Imp
         "return (y,)" if plan.shape == out.shape else f"return (y.view({plan.shape}),)",
     ]
     entry = [f"def {prefix}_run({', '.join(plan.parameters)}):", *(f"    {line}" for line in lines)]
-    first, last = _products(plan, prefix)
     parts = [*order.kernels(), first.text(s), last.text(s), combine, "\n".join(entry) + "\n"]
     return Implementation("triton", "\n\n".join(parts), f"{prefix}_run", schedule=schedule)
 
@@ -254,8 +261,10 @@ def _products(plan: RoutedPlan, prefix: str) -> tuple[Product, Product]:
         if e.op == "load":
             em.define(e, f"acc{plan.leaf_of[e.param]}")
     value = em.value(plan.middle.outputs[0][0])
-    paired = list(zip(firsts, plan.layer.leaves, strict=True))
-    leaves = tuple(_strides(m, leaf.start, leaf.step) for m, leaf in paired)
+    paired = _is_paired(plan.layer.leaves)
+    leaves = tuple(_strides(m, x.start, x.step) for m, x in zip(firsts, plan.layer.leaves, strict=True))
+    if paired:
+        leaves = (_strides(firsts[0], 0, 1),)
     biases, last = plan.biases
     sums = [
         _bias(f"acc{j}", f"c{j}_ptr", meta, leaf.start, leaf.step, inner)
@@ -266,7 +275,7 @@ def _products(plan: RoutedPlan, prefix: str) -> tuple[Product, Product]:
     wide = max(plan.slots * max(inner, columns), math.prod(source.shape)) >= 1 << 31
     up = Product(
         f"{prefix}_up", experts, plan.slots, best, depth, inner, (source.stride[0], source.stride[1]), leaves,
-        f"s * {inner} + n", plan.dtype, plan.half, value, (*sums, *em.lines), given, wide,
+        f"s * {inner} + n", plan.dtype, plan.half, value, (*sums, *em.lines), given, wide, paired,
     )  # fmt: skip
     more = [_bias("acc0", "c0_ptr", last, 0, 1, columns)] if last else []
     down = Product(
@@ -276,6 +285,11 @@ def _products(plan: RoutedPlan, prefix: str) -> tuple[Product, Product]:
         ("scale_ptr", *(["c0_ptr"] if last else [])), wide,
     )  # fmt: skip
     return up, down
+
+
+def _is_paired(leaves: Sequence[Leaf]) -> bool:
+    """Whether two products read the even and the odd columns of the same matrices, in this order."""
+    return len({leaf.weight for leaf in leaves}) == 1 and [(x.start, x.step) for x in leaves] == [(0, 2), (1, 2)]
 
 
 def _strides(meta: Meta, start: int, step: int) -> tuple[int, int, int, int]:

@@ -161,7 +161,19 @@ def test_the_printed_kernel(golden: Callable[[str, str], None]) -> None:
     golden("routed.py.txt", dispatched.implementation(region).source)
 
 
-@pytest.mark.parametrize(("form", "dtype", "choice"), [("gated", BF16, 0), ("repeated", BF16, 4), ("plain", F32, 1)])
+@pytest.mark.parametrize(("form", "width"), [("biased", "BN * 2"), ("gated", "BN")])
+def test_columns_that_take_turns_are_read_side_by_side(form: str, width: str) -> None:
+    program = start(form, BF16)[2]
+    dispatched = after(program, action_of(program, "dispatch"))
+    (region,) = (r for r in dispatched.regions if dispatched.schedule(r))
+    text = dispatched.implementation(region).source
+    assert f"acc0 = tl.zeros([BM, {width}], tl.float32)" in text
+    assert text.count("tl.dot(") == (2 if form == "biased" else 3)
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype", "choice"), [("gated", BF16, 0), ("repeated", BF16, 4), ("plain", F32, 1), ("biased", BF16, 1)]
+)
 def test_it_compiles_within_what_it_says(form: str, dtype: torch.dtype, choice: int, tmp_path: Path) -> None:
     program = start(form, dtype, 64, width=256, inner=512)[2]
     dispatched = after(program, action_of(program, "dispatch"), choice)
