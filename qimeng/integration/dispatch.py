@@ -60,10 +60,7 @@ class Dispatch:
         self.variants: dict[Key, Answer] = {}
         self.calls: Counter[str] = Counter()
         self._numbers: dict[Key, int] = {}
-        self._inside = []
-        for part in module.modules():
-            names = tuple(n for n, x in vars(part).items() if type(x) in (bool, int, float, str) and n != "training")
-            self._inside.append((part, names, _facts(part, names, part is module)))
+        self._inside = [_Part(part, part is module) for part in module.modules()]
         self._show_signature()
 
     def _show_signature(self) -> None:
@@ -130,13 +127,12 @@ class Dispatch:
             return "gradients"
         if _GLOBAL_HOOKS or _GLOBAL_PRE_HOOKS:
             return "hooks"
-        for part, names, facts in self._inside:
-            now = _facts(part, names, part is self.module)
-            if now != facts:
-                return "mode" if now[0] != facts[0] else "attributes" if now[1] != facts[1] else "hooks"
+        for part in self._inside:
+            if changed := part.changed():
+                return changed
         if not variant.holds(self.module):
             return "tensors"
-        devices = {t.device for t in tensors_of((args, kwargs))} | {place.device for place in variant.places or ()}
+        devices = {t.device for t in tensors_of((args, kwargs))} | variant.devices
         runs = len(devices) == 1 and (not variant.kernels or next(iter(devices)).type == "cuda" or _interprets())
         return "" if runs else "tensors"
 
@@ -168,14 +164,38 @@ def _in_autocast() -> bool:
     return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
 
-def _facts(part: nn.Module, names: tuple[str, ...], outermost: bool) -> tuple[Any, ...]:
-    """What a program takes for granted of a submodule: its mode, what `names` are in it, its submodules and hooks.
+class _Part:
+    """What a program takes for granted of a submodule: its mode, numbers and texts in it, its submodules and hooks.
 
-    Hooks of the outermost one are called around it.
+    Args:
+        part: the submodule.
+        outermost: whether the program takes its place; its hooks are called around the program.
     """
-    held = part.__dict__
-    hooks = () if outermost else (len(part._forward_hooks), len(part._forward_pre_hooks), part.__dict__.get("forward"))
-    return part.training, tuple([held.get(name) for name in names]), tuple(part._modules.values()), *hooks
+
+    def __init__(self, part: nn.Module, outermost: bool):
+        self._part, self._outermost = part, outermost
+        plain = {n: x for n, x in vars(part).items() if type(x) in (bool, int, float, str)}
+        self._training = plain.pop("training", None)
+        self._values, self._modules, self._hooks = tuple(plain.items()), self._submodules(), self._hooked()
+
+    def changed(self) -> str:
+        """What changed since then, one of `REASONS`; empty where nothing did."""
+        held = self._part.__dict__
+        if held["training"] is not self._training:
+            return "mode"
+        for name, value in self._values:
+            now = held.get(name)
+            if now is not value and now != value:
+                return "attributes"
+        same = self._submodules() == self._modules and (self._outermost or self._hooked() == self._hooks)
+        return "" if same else "hooks"
+
+    def _submodules(self) -> list[nn.Module | None]:
+        return [*self._part.__dict__["_modules"].values()]
+
+    def _hooked(self) -> tuple[Any, ...]:
+        held = self._part.__dict__
+        return len(held["_forward_hooks"]), len(held["_forward_pre_hooks"]), held.get("forward")
 
 
 def _interprets() -> bool:

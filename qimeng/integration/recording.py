@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from qimeng.integration.calls import Key, copied_into, filled, hollow, memory_like, tensors_of
-from qimeng.integration.variant import Place
+from qimeng.integration.variant import Place, same
 
 Replay = Callable[[], object]
 WARM_UPS = 2
@@ -57,6 +57,7 @@ class Recording:
     Attributes:
         key: of the call.
         places: of the module's tensors; None before the first call.
+        devices: of these tensors.
         refused: why calls are not recorded; empty where they are, and before the first call.
     """
 
@@ -73,7 +74,7 @@ class Recording:
 
     def holds(self, module: nn.Module) -> bool:
         """Whether the module's tensors are those that were recorded; else it is recorded anew at the next call."""
-        return self.places is not None and all(place.same for place in self.places) or self.bind(module)
+        return self.places is not None and same(self.places) or self.bind(module)
 
     def bind(self, module: nn.Module) -> bool:
         """Take the module's present tensors for those that count."""
@@ -81,6 +82,7 @@ class Recording:
         with self._turn:
             self._forget()
             self.places = [place for key in keys if (place := Place.of(module, key, values=True)) is not None]
+            self.devices = frozenset(place.tensor.device for place in self.places)
         return True
 
     def program(self, *args: Any, **kwargs: Any) -> Any:
@@ -145,7 +147,7 @@ class Recording:
             raise _CannotRecord("results share memory with inputs, parameters or each other")
 
     def _forget(self) -> None:
-        self.places, self.refused = None, ""
+        self.places, self.devices, self.refused = None, frozenset(), ""
         self._stream, self._replay, self._returned = None, None, None
         self._inputs = []
 

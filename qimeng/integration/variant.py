@@ -6,8 +6,9 @@ nothing about when a program may run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -27,7 +28,7 @@ class Place:
         name: in `home`.
         tensor: which was there.
         dtype: which it had.
-        device: on which it was.
+        address: of its memory. ``tensor.data = other`` gives it another one, and no other version.
         version: which it had; None where other values do not matter.
     """
 
@@ -35,7 +36,7 @@ class Place:
     name: str
     tensor: torch.Tensor = field(repr=False)
     dtype: torch.dtype
-    device: torch.device
+    address: int
     version: int | None
 
     @classmethod
@@ -46,15 +47,18 @@ class Place:
         t = place.get(name)
         if t is None:
             return None
-        return cls(place, name, t, t.dtype, t.device, t._version if values and not t.is_inference() else None)
+        return cls(place, name, t, t.dtype, t.data_ptr(), t._version if values and not t.is_inference() else None)
 
-    @property
-    def same(self) -> bool:
-        """Whether it is still there as it was."""
-        t = self.tensor
-        if self.home.get(self.name) is not t or t.dtype is not self.dtype or t.device != self.device:
+
+def same(places: Sequence[Place]) -> bool:
+    """Whether the tensors are still there as they were."""
+    for p in places:
+        t = p.tensor
+        if p.home.get(p.name) is not t or t.data_ptr() != p.address or t.dtype is not p.dtype:
             return False
-        return self.version is None or t._version == self.version
+        if p.version is not None and t._version != p.version:
+            return False
+    return True
 
 
 class Answer(Protocol):
@@ -73,7 +77,7 @@ class Answer(Protocol):
         """What such a call returns, where an operator can return it."""
 
     @property
-    def places(self) -> list[Place] | None:
+    def devices(self) -> frozenset[torch.device]:
         """Of the module's tensors that it computes with."""
 
     @property
@@ -99,6 +103,7 @@ class Variant:
         form: the arguments of such a call, tensors left out.
         outputs: what such a call returns, where an operator can return it.
         places: of the tensors that the program computes with; None before those of a module were found to fit it.
+        devices: of these tensors.
     """
 
     key: Key
@@ -107,8 +112,9 @@ class Variant:
     form: tuple[tuple[Any, ...], dict[str, Any]]
     outputs: Outputs | None = None
     places: list[Place] | None = field(default=None, repr=False)
+    devices: frozenset[torch.device] = frozenset()
 
-    @property
+    @cached_property
     def kernels(self) -> bool:
         """Whether it has Triton kernels, which need a GPU or Triton's interpreter."""
         return "@triton.jit" in self.source
@@ -123,26 +129,27 @@ class Variant:
             place = places[key]
             if place is None or not _alike(t, place.tensor):
                 return False
-            if key in carried and not torch.equal(t.to(place.device), place.tensor):
+            if key in carried and not torch.equal(t.to(place.tensor.device), place.tensor):
                 return False
         for key in places:  # the program's own tensors stay with the program: only references change
             place, (home, name) = places[key], _home(self.program, key)
             assert place is not None
-            tensor = place.tensor if key in shared else carried[key].to(place.device)
+            tensor = place.tensor if key in shared else carried[key].to(place.tensor.device)
             (home._parameters if name in home._parameters else home._buffers)[name] = tensor  # type: ignore[assignment]
         vars(self.program)["_qimeng_fits"] = False  # it looks at its tensors again
         self.places = [place for place in places.values() if place is not None]
+        self.devices = frozenset(place.tensor.device for place in self.places)
         return True
 
     def holds(self, module: nn.Module) -> bool:
         """Whether the program computes with the present tensors of `module`."""
-        return self.places is not None and all(place.same for place in self.places) or self.bind(module)
+        return self.places is not None and same(self.places) or self.bind(module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("program", "places")}
+        return {key: value for key, value in vars(self).items() if key not in ("program", "places", "devices")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, program=load_source(state["source"]).Model(), places=None)
+        vars(self).update(state, program=load_source(state["source"]).Model(), places=None, devices=frozenset())
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -157,4 +164,4 @@ def _home(module: nn.Module, key: str) -> tuple[nn.Module, str]:
     return module.get_submodule(path), name
 
 
-__all__ = ["Answer", "Place", "Variant"]
+__all__ = ["Answer", "Place", "Variant", "same"]

@@ -85,6 +85,16 @@ def test_new_values_and_new_tensors_are_recorded_anew() -> None:
 
 
 @torch.no_grad()
+def test_memory_that_is_swapped_below_a_parameter_is_recorded_anew() -> None:
+    model, other = Stack(2).eval(), Stack(2).eval()
+    with_recording(model, X)
+    model(X)
+    for mine, new in zip(model.parameters(), other.parameters(), strict=True):
+        mine.data = new.data.clone()  # which no version counts
+    assert torch.equal(model(X), other(X)) and recorded == [1, 1]
+
+
+@torch.no_grad()
 def test_programs_of_parts_are_recorded_with_the_rest() -> None:
     model = Stack(2).eval()
     wanted = model(X)
