@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,13 @@ from qimeng.errors import QimengError
 from qimeng.planner.lm.branches import Teacher
 from qimeng.planner.lm.imitation import Imitation
 from qimeng.planner.lm.mini import MiniSize
+from qimeng.planner.lm.ranges import POSITIVE, PROPER_SHARE, range_of
 from qimeng.planner.lm.training import Ppo
 from qimeng.planner.lm.value import ValueStart
 
 ANSWERS = ("stored", "live", "mixed")
 
 DTYPES = ("float32", "bfloat16")
-
-POSITIVE = frozenset(
-    "specs length validation_evaluations mini.hidden mini.layers mini.heads mini.kv_heads mini.inner mini.positions "
-    "imitation.batch value.batch ppo.environments ppo.rollout ppo.batch ppo.epochs ppo.max_steps".split()
-)
-"""Numbers of which there is at least one; every other number may be 0."""
-
-SHARES = frozenset(("ppo.gamma", "ppo.gae"))
-"""Numbers that are at most 1."""
 
 NONE = "none"
 """TOML has no other word for it."""
@@ -90,16 +81,16 @@ class TrainConfig:
     answers: str = "stored"
     device: str = ""
     coder: str = "template"
-    specs: int = 32
+    specs: int = field(default=32, metadata=POSITIVE)
     start: str = "mini"
     dtype: str = "float32"
     mini: MiniSize = field(default_factory=MiniSize)
     lora: int = 0
-    length: int = 512
+    length: int = field(default=512, metadata=POSITIVE)
     processor: str = ""
     reward: str = "log-speedup"
     coverage: float = 0.0
-    held_out: float = 0.2
+    held_out: float = field(default=0.2, metadata=PROPER_SHARE)
     held_out_families: tuple[str, ...] = ()
     walks: int = 4
     teacher: Teacher = field(default_factory=Teacher)
@@ -108,7 +99,7 @@ class TrainConfig:
     ppo: Ppo = field(default_factory=Ppo)
     validate_every: int = 2
     patience: int = 6
-    validation_evaluations: int = 10
+    validation_evaluations: int = field(default=10, metadata=POSITIVE)
     tensorboard: bool = False
     seed: int = 0
 
@@ -120,14 +111,9 @@ class TrainConfig:
         for name, known in allowed:
             if getattr(self, name) not in known:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} is none of {', '.join(known)}")
-        if not 0 <= self.held_out < 1:
-            raise TrainingError(f"held_out is a share of the trees, from 0 to below 1, not {self.held_out}")
-        for name, value in _flat(self):
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                least, most = int(name in POSITIVE), 1 if name in SHARES else math.inf
-                if not (math.isfinite(value) and least <= value <= most):
-                    upper = f" to {most}" if name in SHARES else ""
-                    raise TrainingError(f"{name} is a number from {least}{upper or ' on'}, not {value}")
+        for name, setting, value in _settings(self):
+            if isinstance(value, int | float) and not isinstance(value, bool) and value not in range_of(setting):
+                raise TrainingError(f"{name} is a number {range_of(setting)}, not {value}")
         if self.ppo.steps and self.ppo.environments * self.ppo.rollout < 2:
             raise TrainingError("ppo.environments and ppo.rollout are both 1: an update needs at least two steps")
         if self.dtype != "float32" and not self.lora:
@@ -199,15 +185,18 @@ def meanings(kind: type) -> dict[str, str]:
 
 def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
     """Names of the settings in which the two differ, ``"ppo.rate"`` say."""
-    flat = [dict(_flat(c)) for c in (one, other)]
-    return [name for name in flat[0] if flat[0][name] != flat[1][name]]
+    pairs = zip(_settings(one), _settings(other), strict=True)
+    return [name for (name, _, value), (_, _, changed) in pairs if value != changed]
 
 
-def _flat(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in _fields(config):
-        found += _flat(value, f"{name}.") if dataclasses.is_dataclass(value) else [(prefix + name, value)]
-    return found
+def _settings(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """Each setting that has no parts, ``"ppo.rate"`` say: its name, its field and its value."""
+    for setting in dataclasses.fields(config):
+        name, value = prefix + setting.name, getattr(config, setting.name)
+        if dataclasses.is_dataclass(value):
+            yield from _settings(value, f"{name}.")
+        else:
+            yield name, setting, value
 
 
 def _fields(config: Any) -> list[tuple[str, Any]]:
