@@ -28,7 +28,7 @@ from qimeng.envs.workers.shared_server import shared_server
 from qimeng.family import family_of, refusal
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
-from tests.coder.test_shared_rows import Function as Called
+from qimeng.spec.origin import FunctionModule
 
 H200 = DEVICES["h200"]
 FP32, BF16 = torch.float32, torch.bfloat16
@@ -163,7 +163,7 @@ def test_kernels_that_read_once_hold_all_in_registers(compilers: Compilers) -> N
 @pytest.mark.parametrize(("channels", "tried"), [(8, {"ieee", "tf32", "bf16x6"}), (128, {"ieee", "tf32"})])
 def test_convolutions_of_few_channels_are_tried_in_full_precision_too(channels: int, tried: set[str]) -> None:
     shapes = ((8, channels, 128, 128), (64, channels, 3, 3))
-    graph = capture(lambda: Called(torch.nn.functional.conv2d), lambda: tuple(torch.empty(s) for s in shapes))
+    graph = capture(lambda: FunctionModule(torch.nn.functional.conv2d), lambda: tuple(torch.empty(s) for s in shapes))
     plan = plan_gemm(make_region(graph, [n.name for n in graph.ops()]))
     start = default_schedule(plan, H200, "default")
     assert {s.precision for s in (start, *guesses(plan, start, H200, "default"))} == tried
