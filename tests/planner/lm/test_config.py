@@ -11,14 +11,12 @@ import torch
 from qimeng.planner.lm.config import (
     TrainConfig,
     TrainingError,
-    differences,
     load_config,
-    meanings,
     processor_of,
-    to_toml,
 )
 from qimeng.planner.lm.imitation import Imitation
 from qimeng.planner.lm.mini import MiniSize
+from qimeng.planner.lm.settings import differences, meanings, to_toml
 from qimeng.planner.lm.training import Ppo
 from qimeng.planner.lm.value import ValueStart
 
