@@ -43,12 +43,12 @@ from qimeng.cli_coder import (
 from qimeng.cli_collect import app as collect_app
 from qimeng.cli_console import console
 from qimeng.cli_finetune import finetune
-from qimeng.cli_names import Activations, Weights, check_names, listed, number, split
+from qimeng.cli_names import Activations, PlannerName, SearchName, Weights, check_names, number, split
 from qimeng.cli_report import replay, report
 from qimeng.cli_serve import serve
 from qimeng.cli_train import adapt, train
 from qimeng.errors import QimengError
-from qimeng.planner import PLANNER, PLANNERS, SEARCH, SEARCHES
+from qimeng.planner import PLANNER, SEARCH
 from qimeng.plugins import use_files
 from qimeng.version import VERSION
 
@@ -99,7 +99,7 @@ def optimize(
     file: Annotated[Path, typer.Argument(help="A file with Model, get_inputs and get_init_inputs.")],
     seconds: Annotated[float, typer.Option(callback=number, help="Wall-clock budget.")] = 60.0,
     evaluations: Annotated[int, typer.Option(min=0, help="Maximum number of programs sent to the judge.")] = 40,
-    planner: Annotated[str, typer.Option(help=f"The planner: {listed(PLANNERS)}.")] = PLANNER,
+    planner: PlannerName = PLANNER,
     coder: CoderName = "template",
     base_url: BaseUrl = "",
     llm_calls: Calls = None,
@@ -108,9 +108,7 @@ def optimize(
     llm_prices: PriceList = "",
     candidates: Candidates = 1,
     llm_prompts: Prompts = None,
-    search: Annotated[
-        str, typer.Option(help=f"The search: {listed(SEARCHES)}; numbers may follow, as in beam:8.")
-    ] = SEARCH,
+    search: SearchName = SEARCH,
     device: Annotated[
         str, typer.Option(help="Name of a device (see `qimeng devices`). Default: this machine's GPU.")
     ] = "",

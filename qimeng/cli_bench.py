@@ -29,10 +29,10 @@ from qimeng.cli_coder import (
     made_coder,
 )
 from qimeng.cli_console import console
-from qimeng.cli_names import check_names, listed, number, split
+from qimeng.cli_names import PlannerName, SearchName, check_names, number, split
 from qimeng.cluster.turns import NORMAL
 from qimeng.errors import QimengError
-from qimeng.planner import PLANNER, PLANNERS, SEARCH, SEARCHES
+from qimeng.planner import PLANNER, SEARCH
 
 if TYPE_CHECKING:
     from qimeng.bench.row import Row
@@ -82,7 +82,7 @@ def run(
             help="float32, bfloat16 or float16; or own, which uses each spec's. Default with --root: float32."
         ),
     ] = "",
-    planner: Annotated[str, typer.Option(help=f"The planner: {listed(PLANNERS)}.")] = PLANNER,
+    planner: PlannerName = PLANNER,
     coder: CoderName = "template",
     base_url: BaseUrl = "",
     llm_calls: Calls = None,
@@ -91,9 +91,7 @@ def run(
     llm_prices: PriceList = "",
     candidates: Candidates = 1,
     llm_prompts: Prompts = None,
-    search: Annotated[
-        str, typer.Option(help=f"The search: {listed(SEARCHES)}; numbers may follow, as in beam:8.")
-    ] = SEARCH,
+    search: SearchName = SEARCH,
     device: Annotated[str, typer.Option(help="Without a GPU: the device to estimate times for.")] = "",
     compile_baseline: Annotated[bool, typer.Option(help="Measure torch.compile as well.")] = True,
     compile_modes: Annotated[

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from qimeng.errors import QimengError
+from qimeng.planner import PLANNERS, SEARCHES, make_search
 
 Weights = Annotated[
     str,
@@ -30,6 +31,10 @@ def listed(names: Iterable[str]) -> str:
     """
     *first, last = sorted(names)
     return f"{', '.join(first)} or {last}" if first else last
+
+
+PlannerName = Annotated[str, typer.Option(help=f"The planner: {listed(PLANNERS)}.")]
+SearchName = Annotated[str, typer.Option(help=f"The search: {listed(SEARCHES)}; numbers may follow, as in beam:8.")]
 
 
 def split(names: str) -> tuple[str, ...]:
@@ -66,7 +71,6 @@ def check_names(
     from qimeng.coder.named import is_form
     from qimeng.envs.judge.torch_compile import check_modes
     from qimeng.envs.steps.setup import make_coder
-    from qimeng.planner import make_search
     from qimeng.spec import DTYPES, MODES
 
     try:
@@ -86,4 +90,4 @@ def check_names(
                 raise QimengError(f"unknown {what} {name!r}; known: {', '.join(known)}")
 
 
-__all__ = ["Activations", "Weights", "check_names", "listed", "number", "split"]
+__all__ = ["Activations", "PlannerName", "SearchName", "Weights", "check_names", "listed", "number", "split"]

@@ -50,8 +50,9 @@ def train(
 
     With --cluster, the model is trained here, and a cluster's GPUs judge (answers = "live" or "mixed").
     """
-    from qimeng.planner.lm.config import load_config, to_toml
+    from qimeng.planner.lm.config import load_config
     from qimeng.planner.lm.run import Run, prepare
+    from qimeng.planner.lm.settings import to_toml
     from qimeng.planner.lm.sources import gather
 
     settings = load_config(config, [*_named(trees), *(overrides or ())])

@@ -247,10 +247,8 @@ def current_device() -> Device | None:
     )
 
 
-def target_device(name: str | None = None) -> Device:
-    """The device to optimize for: `name` from the table, else the GPU here, else the H200 row (estimated times)."""
-    if name is not None:
-        return device_named(name)
+def target_device() -> Device:
+    """The device to optimize for where none is named: the GPU here, else the H200 row (estimated times)."""
     return current_device() or DEVICES["h200"]
 
 

@@ -184,6 +184,23 @@ def test_no_file_is_above_the_cap() -> None:
     assert not {relative(p): n for p, n in lengths.items() if n > FILE_CAP}
 
 
+def test_modules_and_names_that_a_text_refers_to_are_there() -> None:
+    paths = [p for folder in ("qimeng", *OUTSIDE) for p in (ROOT / folder).rglob("*.py")]
+    texts = {p: p.read_text() for p in paths}
+    groups = {name for text in texts.values() for name in re.findall(r'^GROUP = "(.*)"', text, re.MULTILINE)}
+    wrong = []
+    for path, text in texts.items():
+        for reference in set(re.findall(rf"`((?:qimeng|{'|'.join(OUTSIDE)})(?:\.\w+)+)`", text)) - groups:
+            place, names = ROOT, reference.split(".")
+            while names and (place / names[0]).is_dir():
+                place /= names.pop(0)
+            home = place / f"{names[0]}.py" if names else place / "__init__.py"
+            home, names = (home, names[1:]) if home in texts else (place / "__init__.py", names)
+            if names and not re.search(rf"\b{names[0]}\b", texts.get(home, "")):
+                wrong.append(f"{relative(path)}: `{reference}`")
+    assert wrong == []
+
+
 @pytest.mark.parametrize("name", LINKS)
 def test_links_at_the_top_are_links(name: str) -> None:
     link = ROOT / name

@@ -6,7 +6,7 @@ Deals in methods (a planner and a search), stored trees, and rows. Knows nothing
 A replay asks the tree where a live run asks the GPU, so that every method meets the same answers, at no cost, as often
 as wanted. An action that is legal but was never tried has no answer: it is not offered, to any method, and each row
 says what share of the legal actions was explored where the method had to decide (`ReplayRow.coverage`). The trees are
-therefore explored with the methods that are compared (`experiments.planners.heldout.explore_with`). Orders of fusions
+therefore explored with the methods that are compared (`experiments.planners.heldout.explorers_of`). Orders of fusions
 that nobody tried (`qimeng.planner.data.closure`) are left out as well: with all fusions and only some of the lowerings
 offered, chance would fuse far more than it does where all is legal. A step of the graph alone after which nothing was
 tried (`Tree.answered`) has no answer either: a method that was led there would end with what it has, where a live run

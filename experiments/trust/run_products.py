@@ -29,7 +29,7 @@ from qimeng.coder.template.families.gemm.plan import GemmPlan, plan_gemm
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.sweeps import default_schedule, schedule_for_precision
 from qimeng.device import device_named, target_device
-from qimeng.envs.errors import accuracy
+from qimeng.envs.errors import accuracy, error_budget
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
 from qimeng.program.program import load_source
@@ -128,10 +128,10 @@ def _errors(module: Product, operands: Any, ready: Callable[..., Any]) -> dict[s
     module.float()
     reference = exact.float()
     own = accuracy.measure(eager, reference, eager)
-    floor = accuracy.floor(
+    floor = error_budget.floor(
         torch.float32, math.sqrt(inputs[0].shape[-1]), accuracy.measure(shifted.float(), reference, eager)
     )
-    budget = accuracy.Expected(reference, own, floor).budget
+    budget = error_budget.Expected(reference, own, floor).budget
     error = accuracy.measure(got, reference, eager)
     size = _first(module.double()(*[x.double().abs() for x in inputs])) if module.weight is None else None
     if size is None:

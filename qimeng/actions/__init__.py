@@ -4,7 +4,7 @@ A kind is registered by `register` or by an entry point of the group ``qimeng.ac
 """
 
 from qimeng.actions import algebra, cluster, graph_kinds, launch, library, lower_all, schedule_kinds
-from qimeng.actions.base import Context, GraphRewrite, Kind, Remainder, ScheduleKind, check_schedule, find_region
+from qimeng.actions.base import Context, GraphRewrite, Kind, Remainder, ScheduleKind, find_region
 from qimeng.actions.lower_all import each_lowered
 from qimeng.actions.registry import (
     GROUP,
@@ -30,7 +30,6 @@ __all__ = [
     "action_text",
     "algebra",
     "check_action",
-    "check_schedule",
     "cluster",
     "each_lowered",
     "find_region",

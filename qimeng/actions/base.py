@@ -247,12 +247,6 @@ def _plan(family: AnyFamily, region: Region, action: Action) -> Any:
         raise IllegalAction(f"{action}: {error}") from None
 
 
-def check_schedule(region: Region, schedule: Schedule, context: Context) -> str | None:
-    """None where `schedule` fits the device, else why not, with the numbers."""
-    family = family_of(schedule)
-    return refusal(family, plan_of(family, region), schedule, context.device)
-
-
 def find_region(program: Program, action: Action, number: int = 0) -> Region:
     """The region that `action` names.
 
@@ -270,4 +264,4 @@ def find_region(program: Program, action: Action, number: int = 0) -> Region:
     return region
 
 
-__all__ = ["Context", "GraphRewrite", "Kind", "Remainder", "ScheduleKind", "check_schedule", "find_region"]
+__all__ = ["Context", "GraphRewrite", "Kind", "Remainder", "ScheduleKind", "find_region"]

@@ -1,7 +1,8 @@
 """CUDA C++ as a backend: compiled by NVRTC, launched through the driver.
 
-Deals in what it can do, and in where its parts are: the functions that programs call (`cuda_runtime`), compiling for a
-device that is not here (`cuda_compile`), what a CUDA text may hold (`cuda_text`).
+Deals in what it can do, in the names of a text's kernels, and in where its parts are: the functions that programs call
+(`cuda_runtime`), and compiling for a device that is not here (`cuda_compile`). Knows nothing about what a text may hold
+(`qimeng.envs.screening.allowed_cuda`).
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ Earlier evaluations come from the store, so a killed exploration resumes where i
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -115,7 +114,6 @@ def explore(
     row: Explored,
     store: Store,
     seconds: float,
-    clock: Callable[[], float] = time.monotonic,
     began: float | None = None,
     explorers: Iterable[Explorer] | None = None,
 ) -> Explored:
@@ -128,12 +126,11 @@ def explore(
         row: says how many evaluations may be used; returned with the figures filled in.
         store: where every attempt is recorded.
         seconds: wall-clock budget.
-        clock: seconds, monotonic.
-        began: the clock's time when the budget's seconds began; now by default.
+        began: the time (`time.monotonic`) when the budget's seconds began; now by default.
         explorers: the explorers in order; by default planned ones by `SHARES`, then `chance`.
     """
     budget = Budget(seconds, row.asked)
-    root = Session(task, budget, store, clock=clock, began=began)
+    root = Session(task, budget, store, began=began)
     ledger, first = root.ledger, root.begin()
     row = replace(row, conditions=task.conditions.digest, estimated=task.estimated, device=task.context.device.name)
     if not first.ok:
@@ -164,7 +161,7 @@ def explore(
         eager_ms=first.eager.device_ms if first.eager else None,
         best_ms=ledger.best.ms if ledger.best else None,
         by=by,
-        seconds=round(clock() - ledger.began, 2),
+        seconds=round(ledger.clock() - ledger.began, 2),
         spent=_spent(ledger.known.values()),
         stopped=stopped,
     )

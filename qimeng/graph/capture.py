@@ -27,6 +27,7 @@ from qimeng.graph.checks import Check, hold
 from qimeng.graph.constant_masks import with_named_masks
 from qimeng.graph.convert import CaptureError, ValuesNeeded, converted
 from qimeng.graph.decompose import decomposed
+from qimeng.graph.experts.assumed import Assumed
 from qimeng.graph.experts.capture import LoopStays, all_rows, stacked
 from qimeng.graph.experts.visits import Visits
 from qimeng.graph.leaves import Call, hide, innermost
@@ -85,7 +86,7 @@ def capture(
             if not (error.by_values and visits.selects):
                 raise
             with contextlib.suppress(CaptureError, LoopStays):
-                return with_named_masks(_traced(*given, Visits(assume=True)))
+                return with_named_masks(_traced(*given, Visits(Assumed())))
             raise
         return with_named_masks(_traced(*given, None))
 

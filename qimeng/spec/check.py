@@ -19,10 +19,10 @@ from qimeng.errors import SpecError
 from qimeng.spec.computation import Computation
 from qimeng.spec.distributions import EXAMPLES
 from qimeng.spec.fake import fake_tensors, made_fake
-from qimeng.spec.origin import refuse_float8
 from qimeng.spec.own_lines import line_of
 from qimeng.spec.patience import TooLong, left_s, patience
 from qimeng.spec.reduce import MUCH, NEEDS_VALUES, SHARE
+from qimeng.spec.refused import refuse_float8
 from qimeng.spec.returned import has_tensors, opened
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)

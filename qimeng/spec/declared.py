@@ -105,12 +105,6 @@ def register_activations(word: str, make: ActivationMaker) -> None:
     _ACTIVATIONS[word] = _function("activations", word, make)
 
 
-def unregister_activations(word: str) -> None:
-    """Take a form away again (for tests and notebooks)."""
-    _ACTIVATIONS.pop(word, None)
-    _FOUND_ANYWHERE.discard(("activations", word))
-
-
 def weight_form(text: str) -> WeightForm:
     """The form that a declaration names.
 
@@ -224,5 +218,5 @@ _installed = Installed(GROUP, "form of weights", lambda found: found())
 __all__ = [
     "GROUP", "ActivationForm", "ActivationMaker", "Maker", "Makers", "WeightForm",
     "activation_form", "own_code", "own_makers", "register_activations", "register_weights", "take_makers",
-    "unregister_activations", "unregister_weights", "weight_form",
+    "unregister_weights", "weight_form",
 ]  # fmt: skip

@@ -149,13 +149,13 @@ def special_values(x: torch.Tensor, whole: bool = False) -> tuple[float, ...]:
     return tuple(sorted(found + kept, key=lambda v: (v == v, v)))
 
 
-def thin(x: torch.Tensor, kept: int | None = None) -> torch.Tensor:
-    """About a quarter of a million elements of `x` at most, spread evenly; all indices of dimension `kept`."""
-    return x[_steps(x.shape, kept)]
+def thin(x: torch.Tensor) -> torch.Tensor:
+    """About a quarter of a million elements of `x` at most, spread evenly."""
+    return x[_steps(x.shape)]
 
 
-def _steps(shape: tuple[int, ...], kept: int | None) -> tuple[slice, ...]:
-    """A slice for each dimension, so that about `_SAMPLE` elements are left, the longest dimensions thinned first."""
+def _steps(shape: tuple[int, ...], kept: int | None = None) -> tuple[slice, ...]:
+    """A slice for each dimension, so that about `_SAMPLE` elements are left, the longest but `kept` thinned first."""
     sizes, steps = list(shape), [1] * len(shape)
     while math.prod(sizes) > _SAMPLE:
         others = [d for d in range(len(sizes)) if d != kept and sizes[d] > 1]

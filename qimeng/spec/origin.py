@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
@@ -34,6 +33,7 @@ from qimeng.spec.fingerprint import fingerprint
 from qimeng.spec.kept import forget_fakes
 from qimeng.spec.leaf import Leaf
 from qimeng.spec.own_lines import line_of
+from qimeng.spec.refused import refuse_input, refuse_lazy, refuse_meta, refuse_torchscript
 from qimeng.spec.returned import opened
 from qimeng.spec.seeding import seed_generators
 from qimeng.spec.source import Source
@@ -327,13 +327,10 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
         raise SpecError("an example input is a PackedSequence: give the padded tensor, and pack it in forward")
     flat, tree = _pytree.tree_flatten(opened(tuple(inputs)))
     for i, x in enumerate(flat):
-        kind = _unusual(x)
-        if kind:
-            raise SpecError(f"example input {i} {kind}; give a dense tensor with values")
-        refuse_float8(x, f"example input {i}")
+        refuse_input(x, f"example input {i}")
     refuse_lazy(module, type(module).__name__)
     refuse_meta(module)
-    refuse_torchscript(module)
+    refuse_torchscript(module.function if isinstance(module, FunctionModule) else module)
     counts = Counter(t.dtype for t in (*module.parameters(), *module.buffers()) if _counts(t))
     counts = counts or Counter(t.dtype for t in flat if isinstance(t, torch.Tensor) and _counts(t))
     native = counts.most_common(1)[0][0] if counts else torch.float32
@@ -342,74 +339,9 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
     return ExampleOrigin(module, tied(leaves), numbers, native, shrinkable, same_as(flat, leaves))
 
 
-def _unusual(x: Any) -> str:
-    """Why `x` is no tensor whose elements lie in memory; empty where it is one, or no tensor at all."""
-    if not isinstance(x, torch.Tensor):
-        return ""
-    if x.is_nested or x.is_quantized:
-        return "is a nested tensor" if x.is_nested else f"is quantized ({x.dtype})"
-    if x.layout is not torch.strided:
-        return f"is sparse ({x.layout})"
-    return "has no values (device meta)" if x.is_meta else ""
-
-
 def _counts(t: torch.Tensor) -> bool:
     """Whether the dtype of `t` may be a spec's: floating, and no float8, which is a code for numbers."""
     return t.is_floating_point() and t.dtype.itemsize > 1
-
-
-def refuse_torchscript(module: torch.nn.Module) -> None:
-    """Refuse what `torch.jit` made: it can be neither exported nor copied as a module of Python is.
-
-    Raises:
-        SpecError: `module`, or the function that it stands for, is TorchScript.
-    """
-    thing = module.function if isinstance(module, FunctionModule) else module
-    if isinstance(thing, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        kind = "module" if isinstance(thing, torch.nn.Module) else "function"
-        raise SpecError(f"a TorchScript {kind} cannot be optimized: give the Python {kind} that torch.jit was given")
-
-
-def refuse_float8(x: Any, what: str) -> None:
-    """Refuse a float8 tensor, on which PyTorch has no arithmetic, at the edge of a computation.
-
-    Raises:
-        SpecError: `x` is one.
-    """
-    if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype.itemsize == 1:
-        name = str(x.dtype).removeprefix("torch.")
-        raise SpecError(
-            f"{what} is {name}, which a computation may use inside only: cast there (x.to(torch.{name})), or pass its "
-            "bytes (x.view(torch.uint8))"
-        )
-
-
-def refuse_meta(module: torch.nn.Module) -> None:
-    """Refuse a module without values.
-
-    Raises:
-        SpecError: a parameter or buffer is on the meta device.
-    """
-    for key, t in (*module.named_parameters(), *module.named_buffers()):
-        if t.is_meta:
-            raise SpecError(
-                f"{type(module).__name__}: {key} is on the meta device and has no values: load the weights first, as "
-                "by module.to_empty(device='cpu') and load_state_dict"
-            )
-
-
-def refuse_lazy(module: torch.nn.Module, name: str) -> None:
-    """Refuse a module whose parameters have no shape yet.
-
-    Raises:
-        SpecError: it has such parameters.
-    """
-    unknown = [key for key, t in (*module.named_parameters(), *module.named_buffers()) if is_lazy(t)]
-    if unknown:
-        raise SpecError(
-            f"{name}: {unknown[0]} has no shape before the first call (a lazy module): call the module once before it "
-            "is given, or write the class that takes sizes (Linear(32, 8) for LazyLinear(8))"
-        )
 
 
 def init_arguments(made: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -491,9 +423,5 @@ __all__ = [
     "in_mode",
     "init_arguments",
     "made_from",
-    "refuse_float8",
-    "refuse_lazy",
-    "refuse_meta",
-    "refuse_torchscript",
     "seeded",
 ]

@@ -16,7 +16,6 @@ from qimeng.actions import (
     ScheduleKind,
     action_text,
     check_action,
-    check_schedule,
     kinds,
     legal_actions,
     register,
@@ -25,6 +24,7 @@ from qimeng.actions import (
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device, device_named
 from qimeng.errors import IllegalAction, QimengError
+from qimeng.family import family_of, plan_of, refusal
 from qimeng.graph.capture import capture
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Request
@@ -164,12 +164,14 @@ def test_limits_come_with_their_numbers(context: Context) -> None:
     schedule = program.schedule(region)
     assert schedule is not None
     big = schedule.but(block_m=256, block_n=256, block_k=256, stages=5, precision="fp16x3")
-    assert "B of shared memory, h200 allows 232448 B a block" in str(check_schedule(region, big, context))
-    assert "a thread has 255 registers" in str(
-        check_schedule(region, schedule.but(block_m=256, block_n=256, stages=2), context)
-    )
-    assert "256 a thread" in str(check_schedule(region, schedule.but(block_m=128, block_n=128, warps=2), context))
-    assert "a block has at most 1024" in str(check_schedule(region, schedule.but(warps=64), context))
+    plan = plan_of(family_of(schedule), region)
+    for refused, numbers in (
+        (big, "B of shared memory, h200 allows 232448 B a block"),
+        (schedule.but(block_m=256, block_n=256, stages=2), "a thread has 255 registers"),
+        (schedule.but(block_m=128, block_n=128, warps=2), "256 a thread"),
+        (schedule.but(warps=64), "a block has at most 1024"),
+    ):
+        assert numbers in str(refusal(family_of(schedule), plan, refused, context.device))
 
 
 def test_everything_offered_can_be_coded(context: Context) -> None:

@@ -13,21 +13,13 @@ from qimeng.coder.template.triton.row_edges import edges_of
 from qimeng.family import Unsupported, covering
 from qimeng.graph.capture import capture
 from qimeng.graph.region import Region, make_region
-
-
-class Function(torch.nn.Module):
-    def __init__(self, function: Callable[..., torch.Tensor]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.function(*inputs)
+from qimeng.spec.origin import FunctionModule
 
 
 def region_of(
     function: Callable[..., torch.Tensor], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> Region:
-    graph = capture(lambda: Function(function), lambda: tuple(torch.empty(s, dtype=dtype) for s in shapes))
+    graph = capture(lambda: FunctionModule(function), lambda: tuple(torch.empty(s, dtype=dtype) for s in shapes))
     return make_region(graph, [n.name for n in graph.ops()])
 
 

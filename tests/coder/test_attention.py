@@ -23,25 +23,15 @@ from qimeng.graph.ops import flops
 from qimeng.graph.region import Region, make_region
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
+from qimeng.spec.origin import FunctionModule
 
 H200 = device_named("h200")
 attend = functional.scaled_dot_product_attention
 
 
-class Call(torch.nn.Module):
-    """A function of the inputs."""
-
-    def __init__(self, function: Callable[..., Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
-
-
 def program(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Program:
     inputs = lambda: tuple(torch.empty(s, dtype=dtype) for s in shapes)  # noqa: E731
-    return Program.start(capture(lambda: Call(function), inputs))
+    return Program.start(capture(lambda: FunctionModule(function), inputs))
 
 
 def whole(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Region:

@@ -108,13 +108,13 @@ def _printed() -> Iterator[tuple[str, Any, tuple[Any, ...], str, str, Any]]:
 
 def _products() -> Iterator[tuple[str, Any, tuple[Any, ...], str, str, Any]]:
     """The same of a matrix product."""
-    from tests.coder.test_gemm import Call, Case, _printed
+    from tests.coder.product_cases import Call, Case, printed
 
     function, schedules = GEMM
     shapes = ((64, 50), (50, 96))
     case = Case(lambda: Call(function), lambda: tuple(torch.empty(s) for s in shapes), schedules, 0.0, {})
     for number, changes in enumerate(schedules):
-        made = _printed(case, number, changes)[-1]
+        made = printed(case, number, changes)[-1]
         yield "product", lambda x, y: function(None, x, y), shapes, made.source, made.entry, changes
 
 

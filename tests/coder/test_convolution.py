@@ -1,7 +1,7 @@
 """Convolutions through the GEMM family: in Triton's interpreter, cross-compiled, and what is printed.
 
 The interpreter must be chosen before triton is imported, so the cases run in processes of their own (this file as a
-script), as those of `test_gemm` do.
+script), as `product_cases` says.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -23,8 +23,22 @@ from qimeng.coder.template.families.gemm.staging import stageable
 from qimeng.device import device_named
 from qimeng.errors import IllegalAction
 from qimeng.program.program import load_source
-from tests.coder import test_gemm as harness
-from tests.coder.test_gemm import BF16, CASES, FP16, Call, Case, case, planned, shapes
+from tests.coder.product_cases import (
+    BF16,
+    FP16,
+    HEADER,
+    Call,
+    Case,
+    add,
+    check,
+    compile_all,
+    interpret,
+    measured,
+    planned,
+    printed,
+    rows,
+    shapes,
+)
 from tests.interpreted import rows_of
 
 conv = functional.conv2d
@@ -46,17 +60,9 @@ def block(s: Call, x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def cases() -> dict[str, Case]:
-    """The cases of this file alone."""
-    before = dict(CASES)
-    CASES.clear()
-    _add()
-    found = dict(CASES)
-    CASES.clear()
-    CASES.update(before)
-    return found
-
-
-def _add() -> None:
+    """The cases of this file."""
+    found: dict[str, Case] = {}
+    case = partial(add, found)
     weights = {"w": (20, 5, 3, 3), "b": (20,)}
     case("padded", dense, shapes((2, 5, 9, 8)), PRECISIONS, **weights)
     case(
@@ -303,22 +309,7 @@ def _add() -> None:
         2e-2,
         w=(20, 5, 3, 3, BF16),
     )
-
-
-def rows(how: str, *names: str) -> list[dict[str, Any]]:
-    """What this file prints when it runs as a script in a process of its own."""
-    return rows_of(__file__, how, *names, timeout=900, interpret=how == "interpret")
-
-
-def check(found: list[dict[str, Any]]) -> None:
-    """Every row is within its limit and recognised what the case expects."""
-    assert found
-    for row in found:
-        assert "failure" not in row, f"{row['case']} {row['schedule']}: {row['failure']}\n{row['trace']}"
-        if "error" in row:
-            assert row["error"] <= row["limit"], row
-            facts = cases()[row["case"]].expect
-            assert {k: row["facts"][k] for k in facts} == facts, row
+    return found
 
 
 QUICK = (
@@ -332,35 +323,36 @@ QUICK = (
 
 
 def test_quick_cases_in_the_interpreter() -> None:
-    check(rows("interpret", *QUICK))
+    check(cases(), rows(__file__, "interpret", *QUICK))
 
 
 @pytest.mark.slow
 def test_other_cases_in_the_interpreter() -> None:
-    check(rows("interpret", *[name for name in cases() if name not in QUICK]))
+    check(cases(), rows(__file__, "interpret", *[name for name in cases() if name not in QUICK]))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", list(cases()))
 def test_case_on_the_gpu(name: str) -> None:
     for number, changes in enumerate(cases()[name].schedules):
-        measured = harness._measure(cases()[name], number, changes, "cuda")
-        limit = max(measured["limit"], 4e-3 if changes.get("precision") == "tf32" else 0.0)
-        assert measured["error"] <= limit, (changes, measured)
+        found = measured(cases()[name], number, changes, "cuda")
+        limit = max(found["limit"], 4e-3 if changes.get("precision") == "tf32" else 0.0)
+        assert found["error"] <= limit, (changes, found)
 
 
 def infinite() -> None:
     """Print where results are finite, of an input with an infinity."""
     case = cases()["copied, transposed, odd"]
     for number, changes in enumerate(case.schedules):
-        _, _, _, printed = harness._printed(case, number, changes)
+        implementation = printed(case, number, changes)[-1]
         module, (x,) = case.module(), case.inputs()
         x[:, :, 1, 1] = float("inf")
         y = module(x)
-        loaded = load_source(harness.HEADER + printed.source, f"infinite_{number}")
+        loaded = load_source(HEADER + implementation.source, f"infinite_{number}")
         given = [x, module.w]
-        made = loaded.__dict__[printed.prepare](*[given[i] for i in printed.prepare_inputs]) if printed.prepare else ()
-        (found,) = loaded.__dict__[printed.entry](*given, *made)
+        prepare = implementation.prepare
+        made = loaded.__dict__[prepare](*[given[i] for i in implementation.prepare_inputs]) if prepare else ()
+        (found,) = loaded.__dict__[implementation.entry](*given, *made)
         same = torch.equal(found.isfinite(), y.isfinite())
         print(json.dumps({"same": same, "infinite": int((~y.isfinite()).sum())}), flush=True)
 
@@ -382,8 +374,8 @@ def test_an_infinity_meets_only_its_own_weights() -> None:
     ],
 )
 def test_what_is_printed(name: str, changes: dict[str, Any], golden: Callable[[str, str], None]) -> None:
-    _, _, _, printed = harness._printed(cases()[name], 0, changes)
-    golden(f"convolution_{name.replace(',', '').replace(' ', '_')}.txt", printed.source)
+    implementation = printed(cases()[name], 0, changes)[-1]
+    golden(f"convolution_{name.replace(',', '').replace(' ', '_')}.txt", implementation.source)
 
 
 def test_what_the_plan_says_of_windows() -> None:
@@ -398,7 +390,7 @@ def test_what_the_plan_says_of_windows() -> None:
 
 
 def test_quick_cases_cross_compile() -> None:
-    check(rows("compile", "padded, planes", "transposed, phases of different lengths"))
+    check(cases(), rows(__file__, "compile", "padded, planes", "transposed, phases of different lengths"))
 
 
 def test_tf32_is_legal_where_eager_takes_it() -> None:
@@ -442,7 +434,7 @@ def test_layout_says_why_windows_are_not_packed() -> None:
 @pytest.mark.slow
 def test_other_cases_cross_compile() -> None:
     """Every second one, for time's sake; the interpreter and a GPU run all of them."""
-    check(rows("compile", *[name for name in cases() if name not in QUICK][::2]))
+    check(cases(), rows(__file__, "compile", *[name for name in cases() if name not in QUICK][::2]))
 
 
 def main() -> None:
@@ -451,11 +443,10 @@ def main() -> None:
     if how == "infinite":
         infinite()
         return
-    found = cases()
-    CASES.clear()
-    CASES.update(found)
-    harness.QUICK = tuple(found)
-    {"interpret": harness.interpret, "compile": harness.compile_all}[how](names)
+    if how == "interpret":
+        interpret(cases(), names, quick=cases())
+    else:
+        compile_all(cases(), names)
 
 
 if __name__ == "__main__":

@@ -1,76 +1,36 @@
-"""The GEMM family in Triton's interpreter and cross-compiled, on small and odd shapes.
-
-The interpreter must be chosen before triton is imported, and the fake driver must be the only one, so the cases run in
-two processes of their own (this file as a script) that print one JSON row a case.
-"""
+"""The GEMM family in Triton's interpreter and cross-compiled, on small and odd shapes."""
 
 from __future__ import annotations
 
 import json
 import sys
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from tests.interpreted import rows_of
-
-Make = Callable[[], tuple[Any, ...]]
-
-
-class Call(torch.nn.Module):
-    """A function of the inputs and of named parameters."""
-
-    def __init__(self, function: Callable[..., Any], **parameters: Any):
-        super().__init__()
-        self.function = function
-        for name, shape in parameters.items():
-            if isinstance(shape, tuple):
-                sizes = [s for s in shape if isinstance(s, int)]
-                value = torch.randn(sizes).to(next((s for s in shape if isinstance(s, torch.dtype)), torch.float32))
-            else:
-                value = shape
-            self.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(self, *inputs)
-
-
-@dataclass
-class Case:
-    """A computation, its inputs and the schedules to try: changes to a small schedule."""
-
-    module: Callable[[], torch.nn.Module]
-    inputs: Make
-    schedules: list[dict[str, Any]]
-    limit: float = 0.0
-    expect: dict[str, Any] = field(default_factory=dict)
-
-    @cached_property
-    def planned(self) -> Any:
-        """What `planned` gives, for all its schedules."""
-        return planned(self.module, self.inputs)
-
-
-def shapes(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float32, spread: bool = False) -> Make:
-    """Normal inputs; `spread` gives every row a magnitude of its own."""
-
-    def make() -> tuple[torch.Tensor, ...]:
-        found = []
-        for size in sizes:
-            x = torch.randn(size)
-            if spread:
-                x = x * 10 ** torch.empty(*size[:-1], 1).uniform_(-6, 6)
-            found.append(x.to(dtype))
-        return tuple(found)
-
-    return make
-
+from tests.coder.product_cases import (
+    BF16,
+    FLAT,
+    FP16,
+    Call,
+    Case,
+    Make,
+    add,
+    check,
+    compile_all,
+    compiled,
+    fake_driver,
+    interpret,
+    measured,
+    mm,
+    planned,
+    rows,
+    shapes,
+)
 
 SPLIT: list[dict[str, Any]] = [
     {"precision": "fp16x3", "descriptors": d, "cat": c, "promote": p}
@@ -80,12 +40,6 @@ SPLIT: list[dict[str, Any]] = [
 PLAIN: list[dict[str, Any]] = [{"precision": "ieee"}]
 BOTH: list[dict[str, Any]] = [*PLAIN, {"precision": "fp16x3", "descriptors": True, "cat": True, "promote": 64}]
 HALF: list[dict[str, Any]] = [{}, {"descriptors": True}]
-FLAT: dict[str, Any] = {"descriptors": True, "persistent": True, "flat": True, "stores": True}
-FP16, BF16 = torch.float16, torch.bfloat16
-
-
-def mm(s: Call, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x @ y
 
 
 def heads(s: Call, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -105,18 +59,7 @@ def statistics(s: Call, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor,
 
 CASES: dict[str, Case] = {}
 
-
-def case(
-    name: str,
-    function: Callable[..., Any],
-    inputs: Make,
-    schedules: list[dict[str, Any]],
-    limit: float = 0.0,
-    expect: dict[str, Any] | None = None,
-    **parameters: Any,
-) -> None:
-    CASES[name] = Case(lambda: Call(function, **parameters), inputs, schedules, limit, expect or {})
-
+case = partial(add, CASES)
 
 ODD = shapes((40, 100), (100, 45))
 SMALL = shapes((40, 50), (50, 36))
@@ -322,148 +265,14 @@ REFUSED: dict[str, tuple[Callable[..., Any], Make, str]] = {
 }
 
 
-def planned(case: Any, inputs: Make) -> Any:
-    """(graph, region, plan) of a module."""
-    from qimeng.coder.template.families.gemm.plan import plan_gemm
-    from qimeng.graph.capture import capture
-    from qimeng.graph.region import make_region
-
-    graph = capture(case, inputs)
-    region = make_region(graph, [n.name for n in graph.ops()])
-    return graph, region, plan_gemm(region)
-
-
-def arguments(graph: Any, region: Any, module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Any]:
-    """The region's inputs as tensors."""
-    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    nodes = [graph.nodes[v.node] for v in region.inputs]
-    return [held[n.target] if n.kind in ("parameter", "buffer") else inputs[int(n.target)] for n in nodes]
-
-
-HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n"
-
-
-def interpret(names: list[str]) -> None:
-    """Run cases in the interpreter and print their errors; first or last schedule only of those that are not quick."""
-    from qimeng.envs.estimate.interpreter import mend
-
-    mend()
-    for place, name in enumerate(names or CASES):
-        one = (len(CASES[name].schedules) - 1) * (place % 2)
-        for number, changes in enumerate(CASES[name].schedules):
-            if name not in QUICK and number != one:
-                continue
-            row: dict[str, Any] = {"case": name, "schedule": changes}
-            try:
-                row |= _measure(CASES[name], number, changes)
-            except Exception as error:  # noqa: BLE001 - one case's failure, whatever it is, must not hide the others
-                row["failure"] = f"{type(error).__name__}: {error}"
-                row["trace"] = traceback.format_exc()
-            print(json.dumps(row), flush=True)
-
-
-def _printed(case: Case, number: int, changes: dict[str, Any]) -> Any:
-    from qimeng.coder.template.families.gemm.host import print_gemm
-    from qimeng.coder.template.families.gemm.schedule import GemmSchedule
-
-    base = GemmSchedule(block_m=32, block_n=32, block_k=32, group_m=2, warps=4, stages=2)
-    graph, region, plan = case.planned
-    return graph, region, plan, print_gemm(plan, base.but(**changes), f"g{number}")
-
-
-def _measure(case: Case, number: int, changes: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
-    from qimeng.program.program import load_source
-
-    graph, region, plan, impl = _printed(case, number, changes)
-    torch.manual_seed(1)
-    module = case.module().to(device)
-    inputs = tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in case.inputs())
-    loaded = load_source(HEADER + impl.source, f"case_{number}")
-    given = arguments(graph, region, module, inputs)
-    buffers = getattr(loaded, impl.prepare)(*[given[i] for i in impl.prepare_inputs]) if impl.prepare else ()
-    got = getattr(loaded, impl.entry)(*given, *buffers)
-    reference = module.double()(*[x.double() if isinstance(x, torch.Tensor) else x for x in inputs])
-    reference = reference if isinstance(reference, tuple) else (reference,)
-    errors = []
-    for y, v in zip(got, region.outputs, strict=True):
-        r = reference[graph.outputs.index(v)]
-        meta = graph.meta(v)
-        assert (tuple(y.shape), y.stride(), str(y.dtype)) == (meta.shape, meta.stride, f"torch.{meta.dtype}")
-        assert not y.isnan().any(), "NaN"
-        rms = r.pow(2).mean(-1, keepdim=True).sqrt() if r.dim() else r.abs()
-        errors.append(((y.double() - r).abs() / (r.abs() + rms).clamp_min(1e-30)).max().item())
-    batch, m, n, k = plan.shape
-    facts = {"batch": batch, "m": m, "n": n, "k": k, "triangle": plan.triangle.kind if plan.triangle else None}
-    return {"error": max(errors), "limit": case.limit or 1.9e-6 + 6e-8 * k**0.5, "facts": facts}
-
-
-def _fake_driver(built: list[Any]) -> Any:
-    """A driver of a GPU that is not there, whose launches only compile; gives the class, to choose the target."""
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-    from triton.runtime.jit import JITFunction
-
-    class Fake:
-        target = GPUTarget("cuda", 90, 32)
-
-        def get_current_target(self) -> GPUTarget:
-            return self.target
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, device: int = 0) -> int:
-            return 0
-
-    original = JITFunction.run
-
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        built.append(original(self, *args, grid=grid, warmup=True, **options))
-
-    JITFunction.run = run
-    driver.set_active(Fake())
-    return Fake
-
-
-def _compile(module: torch.nn.Module, inputs: tuple[Any, ...], graph: Any, region: Any, impl: Any) -> None:
-    from qimeng.program.program import load_source
-
-    loaded = load_source(HEADER + impl.source, "compiled")
-    given = arguments(graph, region, module, inputs)
-    buffers = getattr(loaded, impl.prepare)(*[given[i] for i in impl.prepare_inputs]) if impl.prepare else ()
-    getattr(loaded, impl.entry)(*given, *buffers)
-
-
-def compile_all(names: list[str]) -> None:
-    """Cross-compile cases: the last schedule for sm_90; of every other, the first without descriptors for sm_80."""
-    built: list[Any] = []
-    fake = _fake_driver(built)
-    for place, name in enumerate(names or CASES):
-        case = CASES[name]
-        older = next((i for i, changes in enumerate(case.schedules) if not changes.get("descriptors")), -1)
-        for number, changes in enumerate(case.schedules):
-            for arch in (90, 80):
-                if number != (len(case.schedules) - 1 if arch == 90 else older if place % 2 == 0 else -1):
-                    continue
-                fake.target = type(fake.target)("cuda", arch, 32)
-                row: dict[str, Any] = {"case": name, "schedule": changes, "arch": arch}
-                try:
-                    graph, region, plan, impl = _printed(case, number, changes)
-                    _compile(case.module(), case.inputs(), graph, region, impl)
-                except Exception as error:  # noqa: BLE001 - one case's failure, whatever it is, must not hide the others
-                    row["failure"] = f"{type(error).__name__}: {error}"
-                    row["trace"] = traceback.format_exc()
-                print(json.dumps(row), flush=True)
-
-
-def compare_shared(names: list[str]) -> None:
+def compare_shared() -> None:
     """Print the shared memory of the product kernel beside the formula's, with the first schedule of each sweep."""
     from qimeng.coder.template.families.gemm.host import print_gemm
     from qimeng.coder.template.families.gemm.sweeps import default_schedule, schedule_for_precision, shared_bytes
     from qimeng.device import device_named
 
     built: list[Any] = []
-    _fake_driver(built)
+    fake_driver(built)
     device = device_named("h200")
     for dtype, precisions in (
         (torch.float32, ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6", "fp16x3", "fp16")),
@@ -485,28 +294,12 @@ def compare_shared(names: list[str]) -> None:
         start = default_schedule(plan, device, "default")
         for schedule in [start, *(s for p in precisions for s in schedule_for_precision(plan, start, p, device)[:1])]:
             built.clear()
-            _compile(make(), inputs(), graph, region, print_gemm(plan, schedule, "g"))
+            compiled(make(), inputs(), graph, region, print_gemm(plan, schedule, "g"))
             shared = next(k.metadata.shared for k in built if k.metadata.name == "g_product")
             print(
                 json.dumps({"schedule": str(schedule), "shared": shared, "formula": shared_bytes(plan, schedule)}),
                 flush=True,
             )
-
-
-def rows(how: str, *names: str) -> list[dict[str, Any]]:
-    """What this file prints when it runs as a script in a process of its own."""
-    return rows_of(__file__, how, *names, timeout=900, interpret=how == "interpret")
-
-
-def check(found: list[dict[str, Any]]) -> None:
-    """Every row is within its limit and recognised what the case expects."""
-    assert found
-    for row in found:
-        assert "failure" not in row, f"{row['case']} {row['schedule']}: {row['failure']}\n{row['trace']}"
-        if "error" in row:
-            assert row["error"] <= row["limit"], row
-            facts = CASES[row["case"]].expect
-            assert {k: row["facts"][k] for k in facts} == facts, row
 
 
 QUICK = (
@@ -549,27 +342,27 @@ compiled for sm_80 too, which has no dependent launches."""
 
 
 def test_quick_cases_in_the_interpreter() -> None:
-    check(rows("interpret", *QUICK))
+    check(CASES, rows(__file__, "interpret", *QUICK))
 
 
 @pytest.mark.slow
 def test_other_cases_in_the_interpreter() -> None:
     """Every third one, for time's sake; others are compiled below, and a GPU runs all of them."""
-    check(rows("interpret", *[name for name in CASES if name not in QUICK][::3]))
+    check(CASES, rows(__file__, "interpret", *[name for name in CASES if name not in QUICK][::3]))
 
 
 def test_quick_cases_cross_compile() -> None:
-    check(rows("compile", *QUICK_TO_COMPILE))
+    check(CASES, rows(__file__, "compile", *QUICK_TO_COMPILE))
 
 
 @pytest.mark.slow
 def test_other_cases_cross_compile() -> None:
-    check(rows("compile", *OTHERS_TO_COMPILE))
+    check(CASES, rows(__file__, "compile", *OTHERS_TO_COMPILE))
 
 
 @pytest.mark.slow
 def test_shared_memory_is_what_triton_takes() -> None:
-    for row in rows("shared"):
+    for row in rows(__file__, "shared"):
         assert row["formula"] == pytest.approx(row["shared"], rel=0.1), row
 
 
@@ -577,8 +370,8 @@ def test_shared_memory_is_what_triton_takes() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_case_on_the_gpu(name: str) -> None:
     for number, changes in enumerate(CASES[name].schedules):
-        measured = _measure(CASES[name], number, changes, "cuda")
-        assert measured["error"] <= measured["limit"], (changes, measured)
+        found = measured(CASES[name], number, changes, "cuda")
+        assert found["error"] <= found["limit"], (changes, found)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -591,4 +384,10 @@ def test_refusals_say_why(name: str) -> None:
 
 
 if __name__ == "__main__":
-    {"compile": compile_all, "interpret": interpret, "shared": compare_shared}[sys.argv[1]](sys.argv[2:])
+    how, *names = sys.argv[1:]
+    if how == "interpret":
+        interpret(CASES, names, QUICK)
+    elif how == "compile":
+        compile_all(CASES, names)
+    else:
+        compare_shared()

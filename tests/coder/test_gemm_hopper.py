@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.coder.test_gemm import BF16, FLAT, Call, Case, _printed, mm, shapes
+from tests.coder.product_cases import BF16, FLAT, Call, Case, mm, printed, shapes
 from tests.coder.test_gemm_registers import compiled_product
 
 LINEAR = Case(
@@ -29,20 +29,20 @@ EIGHT = {**FLAT, **WIDE, "warps": 8}
 
 
 def test_the_printed_kernel(golden: Callable[[str, str], None]) -> None:
-    golden("gemm_flat.py.txt", _printed(LINEAR, 0, EIGHT)[-1].source)
+    golden("gemm_flat.py.txt", printed(LINEAR, 0, EIGHT)[-1].source)
 
 
 def test_it_fits_as_it_is_said_to(tmp_path: Path) -> None:
     from qimeng.coder.template.families.gemm.sweeps import shared_bytes
 
-    _, region, plan, implementation = _printed(LINEAR, 0, EIGHT)
+    _, region, plan, implementation = printed(LINEAR, 0, EIGHT)
     product = compiled_product(region, implementation, tmp_path / "cache")
     assert product.warps == 8 and product.warpgroup and product.spills == 0
     assert shared_bytes(plan, implementation.schedule) == pytest.approx(product.shared_bytes, rel=0.01)
 
 
 def test_a_tile_of_a_batch_leaves_through_a_descriptor() -> None:
-    assert "y0_tiles.store([z, row0, col0]" in _printed(BATCH, 0, FLAT)[-1].source
+    assert "y0_tiles.store([z, row0, col0]" in printed(BATCH, 0, FLAT)[-1].source
 
 
 def test_results_that_no_descriptor_takes_are_stored_by_pointers() -> None:
@@ -52,4 +52,4 @@ def test_results_that_no_descriptor_takes_are_stored_by_pointers() -> None:
         (lambda s, x, y: x @ y > 0, ((40, 100), (100, 48))),
     ):
         case = Case(lambda function=function: Call(function), shapes(*sizes, dtype=BF16), [])
-        assert "y0_tiles" not in _printed(case, 0, FLAT)[-1].source
+        assert "y0_tiles" not in printed(case, 0, FLAT)[-1].source

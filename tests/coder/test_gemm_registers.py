@@ -15,7 +15,7 @@ from qimeng.envs.workers.compile import Compilers, job_of
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
-from tests.coder.test_gemm import Call, Case, _measure, _printed, mm, shapes
+from tests.coder.product_cases import Call, Case, measured, mm, printed, shapes
 
 LARGE = {"block_m": 128, "block_n": 128, "block_k": 32, "warps": 8, "stages": 4, "descriptors": True}
 """What races where stages are refilled too early: enough warps and stages, and a depth to run them."""
@@ -58,14 +58,14 @@ def compiled_product(region: Region, implementation: Implementation, cache: Path
 @pytest.mark.parametrize("name", MIXED)
 def test_no_operand_is_made_while_the_tensor_cores_read_registers(name: str, tmp_path: Path) -> None:
     for number, changes in enumerate(MIXED[name].schedules):
-        _, region, _, implementation = _printed(MIXED[name], number, changes)
+        _, region, _, implementation = printed(MIXED[name], number, changes)
         product = compiled_product(region, implementation, tmp_path / str(number))
         assert product.warpgroup and not product.overlaps, changes
 
 
 def test_a_kernel_that_goes_on_meanwhile_is_known(tmp_path: Path) -> None:
     case = MIXED["tf32, b packed"]
-    _, region, _, implementation = _printed(case, 0, case.schedules[0])
+    _, region, _, implementation = printed(case, 0, case.schedules[0])
     lines = implementation.source.splitlines()
     kept = [line for line in lines if "until the product is done" not in line]
     assert len(kept) == len(lines) - 1
@@ -78,5 +78,5 @@ def test_a_kernel_that_goes_on_meanwhile_is_known(tmp_path: Path) -> None:
 def test_one_operand_through_registers_on_the_gpu(name: str) -> None:
     for number, changes in enumerate(MIXED[name].schedules):
         for _ in range(3):
-            measured = _measure(MIXED[name], number, changes, "cuda")
-            assert measured["error"] <= measured["limit"], (changes, measured)
+            found = measured(MIXED[name], number, changes, "cuda")
+            assert found["error"] <= found["limit"], (changes, found)

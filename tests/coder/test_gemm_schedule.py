@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.nn import functional
 
-from tests.coder.test_gemm import Call, mm, planned, shapes
+from tests.coder.product_cases import Call, mm, planned, shapes
 
 
 def plan_of(function: Callable[..., Any], *sizes: tuple[int, ...], **parameters: tuple[int, ...]) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qimeng.actions import Context, check_schedule, kind_named
+from qimeng.actions import kind_named
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.families.gemm.plan import GemmPlan, plan_gemm
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
@@ -25,9 +25,10 @@ from qimeng.coder.template.families.gemm.traffic import inline_sides, packed_sid
 from qimeng.device import DEVICES
 from qimeng.envs.workers.compile import Compilers, job_of
 from qimeng.envs.workers.shared_server import shared_server
+from qimeng.family import family_of, refusal
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
-from tests.coder.test_shared_rows import Function as Called
+from qimeng.spec.origin import FunctionModule
 
 H200 = DEVICES["h200"]
 FP32, BF16 = torch.float32, torch.bfloat16
@@ -63,9 +64,8 @@ def found(
 
 def tried(of: GemmPlan, mode: str = "default") -> list[GemmSchedule]:
     """What lowering tries beside the plain schedule, all of which fits the device."""
-    context = Context(H200, TemplateCoder(), mode)
     schedules = guesses(of, default_schedule(of, H200, mode), H200, mode)
-    assert all(check_schedule(of.region, s, context) is None for s in schedules)
+    assert all(refusal(family_of(s), of, s, H200) is None for s in schedules)
     assert len(schedules) < 8
     return schedules
 
@@ -163,7 +163,7 @@ def test_kernels_that_read_once_hold_all_in_registers(compilers: Compilers) -> N
 @pytest.mark.parametrize(("channels", "tried"), [(8, {"ieee", "tf32", "bf16x6"}), (128, {"ieee", "tf32"})])
 def test_convolutions_of_few_channels_are_tried_in_full_precision_too(channels: int, tried: set[str]) -> None:
     shapes = ((8, channels, 128, 128), (64, channels, 3, 3))
-    graph = capture(lambda: Called(torch.nn.functional.conv2d), lambda: tuple(torch.empty(s) for s in shapes))
+    graph = capture(lambda: FunctionModule(torch.nn.functional.conv2d), lambda: tuple(torch.empty(s) for s in shapes))
     plan = plan_gemm(make_region(graph, [n.name for n in graph.ops()]))
     start = default_schedule(plan, H200, "default")
     assert {s.precision for s in (start, *guesses(plan, start, H200, "default"))} == tried

@@ -14,7 +14,8 @@ from qimeng.family import covering
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
 from qimeng.program.program import load_source
-from tests.coder.test_shared_rows import HEADER, Function
+from qimeng.spec.origin import FunctionModule
+from tests.coder.test_shared_rows import HEADER
 
 CASES = {
     "rows in registers": (lambda x: functional.layer_norm(x, (3000,), eps=1e-12), (64, 3000)),
@@ -34,7 +35,7 @@ def nearly_constant(shape: tuple[int, ...]) -> Tensor:
 @pytest.mark.parametrize("case", CASES)
 def test_the_mean_is_off_by_little_more_than_its_rounding(case: str) -> None:
     function, shape = CASES[case]
-    graph = capture(lambda: Function(function), lambda: (torch.empty(shape),))
+    graph = capture(lambda: FunctionModule(function), lambda: (torch.empty(shape),))
     region = make_region(graph, [n.name for n in graph.ops()])
     family, plan = covering(region)
     made = TemplateCoder().print(region, family.default(plan, device_named("h200"), "default"))

@@ -37,25 +37,15 @@ from qimeng.graph.capture import capture
 from qimeng.graph.region import Region, make_region
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program, load_source
+from qimeng.spec.origin import FunctionModule
 from tests.interpreted import rows_of
 
 H200 = device_named("h200")
 Shape = tuple[int, ...]
 
 
-class Call(torch.nn.Module):
-    """A function of the inputs."""
-
-    def __init__(self, function: Callable[..., Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
-
-
 def program(function: Callable[..., Any], *shapes: Shape) -> Program:
-    return Program.start(capture(lambda: Call(function), lambda: tuple(torch.empty(s) for s in shapes)))
+    return Program.start(capture(lambda: FunctionModule(function), lambda: tuple(torch.empty(s) for s in shapes)))
 
 
 def whole(function: Callable[..., Any], *shapes: Shape) -> Region:

@@ -13,6 +13,7 @@ from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
 from qimeng.program.program import load_source
+from qimeng.spec.origin import FunctionModule
 
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n"
 CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
@@ -38,17 +39,8 @@ SCHEDULES = [
 ]
 
 
-class Function(torch.nn.Module):
-    def __init__(self, function: Callable[..., torch.Tensor]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.function(*inputs)
-
-
 def test_programs_that_wait_for_each_other_refuse_the_interpreter() -> None:
-    graph = capture(lambda: Function(CASES["one row"][0]), lambda: (torch.empty(100_003),))
+    graph = capture(lambda: FunctionModule(CASES["one row"][0]), lambda: (torch.empty(100_003),))
     region = make_region(graph, [n.name for n in graph.ops()])
     made = TemplateCoder().print(region, SCHEDULES[-1])
     call = getattr(load_source(HEADER + made.source, "shared_row"), made.entry)
@@ -61,7 +53,7 @@ def test_programs_that_wait_for_each_other_refuse_the_interpreter() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_rows_that_programs_share_are_right(case: str, schedule: TileSchedule) -> None:
     function, shapes = CASES[case]
-    graph = capture(lambda: Function(function), lambda: tuple(torch.empty(s) for s in shapes))
+    graph = capture(lambda: FunctionModule(function), lambda: tuple(torch.empty(s) for s in shapes))
     region = make_region(graph, [n.name for n in graph.ops()])
     made = TemplateCoder().print(region, schedule)
     call = getattr(load_source(HEADER + made.source, "shared_row"), made.entry)

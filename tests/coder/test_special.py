@@ -92,7 +92,7 @@ def _program(spec: Any, graph: Any) -> tuple[Any, str]:
 
 
 def _rows() -> Iterator[dict[str, Any]]:
-    from qimeng.envs.errors import accuracy
+    from qimeng.envs.errors import error_budget
     from qimeng.envs.errors.float64 import tensors_in
     from qimeng.envs.estimate.interpreter import mend
     from qimeng.envs.judge.reference import References
@@ -113,7 +113,7 @@ def _rows() -> Iterator[dict[str, Any]]:
             for trial in refs.every_distribution():
                 found = tensors_in(model(*refs.inputs(trial.draw)))
                 for actual, expected in zip(found, trial.outputs, strict=True):
-                    error, text = accuracy.check(actual, expected)
+                    error, text = error_budget.check(actual, expected)
                     if text and refs.look_again(trial, 0, actual, error) is not None:
                         text = None  # as the judge decides: eager is as far off on inputs nearby
                     if trial.draw.distribution in WILD:

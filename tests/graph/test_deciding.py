@@ -12,19 +12,11 @@ from qimeng.graph.capture import capture
 from qimeng.graph.deciding import deciding_values
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import partition
-
-
-class Function(torch.nn.Module):
-    def __init__(self, function: Callable[..., torch.Tensor]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.function(*inputs)
+from qimeng.spec.origin import FunctionModule
 
 
 def graph_of(function: Callable[..., torch.Tensor]) -> OpGraph:
-    return capture(lambda: Function(function), lambda: (torch.empty(8, 8), torch.empty(8, 1)))
+    return capture(lambda: FunctionModule(function), lambda: (torch.empty(8, 8), torch.empty(8, 1)))
 
 
 @pytest.mark.parametrize(

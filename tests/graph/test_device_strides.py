@@ -22,6 +22,7 @@ from qimeng.graph.region import make_region
 from qimeng.program.implementation import Implementation
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
+from qimeng.spec.origin import FunctionModule
 from tests.graph.other_layouts import OtherLayouts
 from tests.suite.run import function_of
 
@@ -29,17 +30,8 @@ SHAPE = (2, 4, 6, 8)
 attend = functional.scaled_dot_product_attention
 
 
-class Call(torch.nn.Module):
-    def __init__(self, function: Callable[..., Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
-
-
 def graph_of(function: Callable[..., Any], dtype: torch.dtype = torch.float32) -> OpGraph:
-    return capture(lambda: Call(function), lambda: tuple(torch.empty(SHAPE, dtype=dtype) for _ in range(3)))
+    return capture(lambda: FunctionModule(function), lambda: tuple(torch.empty(SHAPE, dtype=dtype) for _ in range(3)))
 
 
 def strides(graph: OpGraph) -> list[tuple[int, ...]]:

@@ -12,20 +12,12 @@ from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import partition
 from qimeng.graph.rounding import shown_halves
-
-
-class Function(torch.nn.Module):
-    def __init__(self, function: Callable[..., Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*inputs)
+from qimeng.spec.origin import FunctionModule
 
 
 def graph_of(function: Callable[..., Any]) -> OpGraph:
     given = (torch.empty(8, 8), torch.empty(8, 8, dtype=torch.float16))
-    return capture(lambda: Function(function), lambda: given)
+    return capture(lambda: FunctionModule(function), lambda: given)
 
 
 @pytest.mark.parametrize(

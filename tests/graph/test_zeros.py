@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from qimeng.envs.errors import accuracy
+from qimeng.envs.errors import accuracy, error_budget
 from qimeng.graph.capture import capture
 from qimeng.graph.zeros import zeros_are_signed
 from qimeng.spec.origin import FunctionModule
@@ -31,6 +31,6 @@ def test_only_what_has_one_sign_counts(function: Callable[[torch.Tensor], torch.
 def test_zeros_of_the_other_sign_are_refused() -> None:
     value = torch.tensor([[0.0, -0.0, 1.0]])
     for signed, right in ((True, False), (False, True)):
-        expected = accuracy.Expected(value, floor=accuracy.Error(1.0, 1.0, 1.0, 1.0), signed=signed)
-        assert accuracy.check(value.clone(), expected)[1] is None
-        assert (accuracy.check(value.abs(), expected)[1] is None) == right
+        expected = error_budget.Expected(value, floor=accuracy.Error(1.0, 1.0, 1.0, 1.0), signed=signed)
+        assert error_budget.check(value.clone(), expected)[1] is None
+        assert (error_budget.check(value.abs(), expected)[1] is None) == right

@@ -26,7 +26,7 @@ from qimeng.actions import Context, legal_actions
 from qimeng.backend.registry import implementation_source
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
-from qimeng.envs.errors import accuracy
+from qimeng.envs.errors import accuracy, error_budget
 from qimeng.envs.errors.float64 import move
 from qimeng.envs.estimate.interpreter import mend
 from qimeng.envs.workers import tensor_bits
@@ -189,7 +189,7 @@ def check(region: Region, implementation: Implementation, values: dict[Value, An
                 )
             continue
         longest = max((x.numel() for x in arguments if isinstance(x, torch.Tensor)), default=1)
-        low = accuracy.floor(e.dtype, accuracy.roundings(longest), accuracy.measure(m.to(r.dtype), r))
+        low = error_budget.floor(e.dtype, error_budget.roundings(longest), accuracy.measure(m.to(r.dtype), r))
         error, own = accuracy.measure(y, r, e), accuracy.measure(e, r)
         limit = max(low.max, 4 * own.max if own.max < 1 else 0.0, LOOSE.get(precision, 0.0))
         if not error.max <= limit:

@@ -1,48 +1,29 @@
-"""How far a result is from the reference, and how far it may be.
+"""How far a result is from the reference.
 
-Deals in tensors, errors and budgets (the design's "What counts as right"). Works in blocks, so that outputs of many GiB
-need little extra memory. Knows nothing about the source of the tensors or the use of a verdict.
+Deals in tensors and errors. Works in blocks, so that outputs of many GiB need little extra memory. Knows nothing about
+the source of the tensors, or about how large an error may be (`qimeng.envs.errors.error_budget`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import torch
 
 from qimeng.envs.errors.column_errors import either, look
-from qimeng.envs.errors.error_words import Extent, likely_mistake
 from qimeng.envs.workers.tensor_bits import BLOCK, block, blocks
-from qimeng.spec import Tolerances
 
 FUSED_ELEMENTS = 1 << 24
 """Elements from which errors on a GPU are computed by a kernel of our own, in one pass instead of some fifteen."""
 
-FEW_ROWS = 64
-"""Length of rows from which their root mean squares are kept."""
-
-FEW_VALUES = 256
-"""Elements below which `Tolerances.max_factor` holds for the root mean square too."""
-
-HALF_SHARE = 0.25
-"""Share of `Tolerances.floor_ulp` that half types are allowed."""
-
 SAMPLE = 1 << 20
 """Sample size for estimating a share."""
-
-LONGEST_CHAIN = 1 << 16
-"""The longest chain of additions in a reasonable program. Longer sums are split into parts."""
 
 OF_ALL = 2.0**-13
 """Share of an ulp of the whole output's root mean square. Numbers below it count as zero, because the reference's own
 roundings are of that size: gelu of a large negative number is exactly 0 in float64, but not by a better formula."""
-
-DIGITS_LOST = 64.0
-"""Error in an element's own ulps at which eager itself has lost digits, as in gelu far below zero. Beyond it, the error
-relative to the element alone means nothing; only row and column count."""
 
 KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """KernelBench's atol = rtol (`src/kernelbench/eval.py: get_tolerance_for_precision`, commit 423217d)."""
@@ -92,87 +73,9 @@ class Error:
         return Error(*(a * factor for a in self.figures))
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What one output tensor should be.
-
-    Attributes:
-        value: the float64 result cast to the output's dtype; for integers and booleans the float64 run's result.
-        error: eager's own error against `value`, the worst over the trials used.
-        floor: the error that is always allowed, the largest over those trials.
-        eager: eager's output, kept only where it is needed: some element of it or of `value` is not finite, or the
-            output is no floating-point tensor and differs from `value`.
-        tolerances: times eager's error that is allowed.
-        signed: whether zeros must have the sign of `value`'s (`qimeng.graph.zeros`).
-    """
-
-    value: torch.Tensor
-    error: Error = field(default_factory=Error)
-    floor: Error = field(default_factory=Error)
-    eager: torch.Tensor | None = None
-    tolerances: Tolerances = Tolerances()
-    signed: bool = False
-
-    @cached_property
-    def scale(self) -> Scale:
-        """What errors of a floating `value` are divided by, the same for all candidates; rows where these are few."""
-        found = Scale.of(self.value)
-        few = found.rows is None or FEW_ROWS * found.rows.numel() <= self.value.numel()
-        return found if few else Scale(found.least)
-
-    @property
-    def budget(self) -> Error:
-        """What a candidate may have: 4 (rms: 2) times eager's error by default, or the floor if that is larger.
-
-        In a small output the root mean square is as much a matter of luck as the largest error.
-        """
-        t, error = self.tolerances, self.error
-        rms = t.rms_factor if self.value.numel() >= FEW_VALUES else t.max_factor
-        far = is_float(self.value) and error.alone > DIGITS_LOST * torch.finfo(self.value.dtype).eps
-        alone = math.inf if far else t.max_factor * error.alone
-        return replace(error * t.max_factor, rms=rms * error.rms, alone=alone).worst(self.floor)
-
-    def widened(self, other: Expected) -> Expected:
-        """The same value with the budget that follows from the worse of both trials' figures."""
-        return replace(self, error=self.error.worst(other.error), floor=self.floor.worst(other.floor))
-
-    def excused(self, error: Error) -> Expected:
-        """The same value with a budget that `error` is within."""
-        return replace(self, floor=self.floor.worst(error))
-
-
 def is_float(tensor: torch.Tensor) -> bool:
     """True for floating-point and complex tensors."""
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def floor(dtype: torch.dtype, roundings: float, moved: Error, ulps: float = Tolerances.floor_ulp) -> Error:
-    """The error that is always allowed: some ulp, accumulated rounding, and what one ulp of the inputs changes.
-
-    Args:
-        dtype: dtype of the output.
-        roundings: how many of them add up in one element (see `roundings`).
-        moved: change of the float64 result when the inputs move by one ulp.
-        ulps: units in the last place of `dtype`.
-
-    Half types are accumulated in fp32, so their rounding unit is fp32's. Of their own ulps, which are a hundredth and a
-    thousandth of a number, a quarter as many are allowed: 16 of bfloat16 are an eighth of it.
-    """
-    eps, single = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
-    allowed = ulps * eps * (1.0 if eps <= single else HALF_SHARE) + min(eps, single) / 2 * roundings
-    return Error(allowed, allowed, allowed, allowed) + moved
-
-
-def roundings(terms: int, independent: bool = True) -> float:
-    """Roundings that add up when `terms` numbers are summed in any order, as a multiple of the rounding unit.
-
-    Roundings of numbers with many digits are nearly random, so their sum grows like the square root of their count.
-    Roundings of numbers with few digits may all have the same sign, so their sum grows like their count, up to
-    `LONGEST_CHAIN` (N. J. Higham and T. Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci.
-    Comput. 41(5), 2019).
-    """
-    terms = max(terms, 1)
-    return math.sqrt(terms) if independent else float(min(terms, LONGEST_CHAIN))
 
 
 @dataclass(frozen=True)
@@ -248,7 +151,7 @@ def summary(
         top, total = _summary(_quick_errors(actual, expected, scale.least), actual.device)
     if math.isfinite(top):
         return top, total, True
-    return *_summary(_errors(actual, expected, eager, scale.least), actual.device), False
+    return *_summary(errors_in(actual, expected, eager, scale.least), actual.device), False
 
 
 def _is_fused(x: torch.Tensor) -> bool:
@@ -260,27 +163,27 @@ def measure_most(actual: torch.Tensor, expected: torch.Tensor) -> Error:
     """Like `measure`, without the worst hundredth: four times the 99 % quantile of the errors of a sample."""
     if actual.numel() == 0:
         return Error()
-    actual, expected = _rows(actual), _rows(expected)
+    actual, expected = rows_of(actual), rows_of(expected)
     if actual.is_complex():
-        actual, expected = _parts_of(actual), _parts_of(expected)
+        actual, expected = parts_of(actual), parts_of(expected)
     least = least_of(expected)
     step = actual.numel() // SAMPLE + 1
-    parts = torch.cat([part.reshape(-1)[::step] for part in _errors(actual, expected, None, least)])
+    parts = torch.cat([part.reshape(-1)[::step] for part in errors_in(actual, expected, None, least)])
     most = 4 * float(parts.sort().values[int(0.99 * (parts.numel() - 1))])
     return Error(most, most, *look(actual, expected, None, least, most=True))
 
 
 def _real(x: torch.Tensor) -> torch.Tensor:
-    """`_rows`, of a complex tensor with both parts side by side."""
-    return _parts_of(_rows(x)) if x.is_complex() else _rows(x)
+    """`rows_of`, of a complex tensor with both parts side by side."""
+    return parts_of(rows_of(x)) if x.is_complex() else rows_of(x)
 
 
-def _parts_of(x: torch.Tensor) -> torch.Tensor:
+def parts_of(x: torch.Tensor) -> torch.Tensor:
     """The real and imaginary parts of a complex tensor, side by side in its last dimension."""
     return torch.view_as_real(x.resolve_conj()).flatten(max(x.dim() - 1, 0))
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
+def rows_of(x: torch.Tensor) -> torch.Tensor:
     """`x` without the dimensions of one element at its end."""
     kept = x.dim()
     while kept and x.shape[kept - 1] == 1:
@@ -297,59 +200,6 @@ def _fused(actual: torch.Tensor, expected: torch.Tensor, scale: Scale) -> tuple[
 def comparable(x: torch.Tensor) -> torch.Tensor:
     """`x`, or the same numbers in fp32 where they are fp8, on which PyTorch has no arithmetic."""
     return x.float() if x.is_floating_point() and x.dtype.itemsize == 1 else x
-
-
-def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
-    """The error of `actual` and None, or what is wrong in words; shapes and dtypes are equal already."""
-    if not is_float(expected.value):
-        return _check_exact(actual, expected)
-    error, _ = measured(actual, expected.value, expected.eager, expected.scale)
-    if error.within(expected.budget):
-        return error, _other_zeros(actual, expected.value) if expected.signed else None
-    return error, _describe(actual, expected, error)
-
-
-def _other_zeros(actual: torch.Tensor, value: torch.Tensor) -> str | None:
-    """In words, that zeros have the other sign; None where none has."""
-    count = 0
-    for where in () if actual.is_complex() else blocks(actual.shape):
-        a, r = block(actual, where), block(value, where)
-        count += int(((a == 0) & (r == 0) & (torch.signbit(a) != torch.signbit(r))).sum())
-    return (
-        f"{count} of {actual.numel()} elements are zeros of the wrong sign (-0.0 for 0.0 or the reverse)"
-        if count
-        else None
-    )
-
-
-def same_but_for_few(actual: torch.Tensor, expected: Expected, any_kind: bool = False) -> bool:
-    """Whether at most a hundredth of the non-finite values differ, and the finite ones are within the budget.
-
-    An infinity times a number near zero takes its sign from a rounding.
-
-    Args:
-        actual: what a candidate returned.
-        expected: what it should be.
-        any_kind: whether any non-finite value is right where one is expected. For example, a running mean of an
-            infinity is infinite, or NaN by Welford's formula.
-    """
-    value, eager = expected.value, expected.eager
-    if eager is None or actual.is_complex():
-        return False
-    odd = ~(actual.isfinite() & value.isfinite() & eager.isfinite())
-    right = [(actual == x) | (actual.isnan() & x.isnan()) for x in (value, eager)]
-    wrong = odd & ~right[0] & ~right[1] & ~(actual.isfinite() & value.isfinite())  # two numbers are compared below
-    none = ~(actual.isfinite() | value.isfinite() | eager.isfinite()) if any_kind else torch.zeros_like(wrong)
-    if int((wrong & ~none).sum()) > 0.01 * int(odd.sum()):
-        return False
-    return measure(torch.where(wrong, value, actual), value, eager).within(expected.budget)
-
-
-def allowance(expected: Expected) -> torch.Tensor:
-    """By how much each element of a real output, all finite, may be off: the maximum of the budget, absolute."""
-    value = _rows(expected.value)
-    scale = (value.abs() + _row_rms(value)).clamp(min=least_of(value))
-    return (expected.budget.max * scale).reshape(expected.value.shape)
 
 
 def kernelbench_close(actual: torch.Tensor, eager: torch.Tensor, tolerance: float | None = None) -> bool:
@@ -381,14 +231,14 @@ def _all_finite(tensor: torch.Tensor) -> bool:
     return bool(torch.stack(extremes).isfinite().all())
 
 
-def _errors(
+def errors_in(
     actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None, least: float
 ) -> Iterator[torch.Tensor]:
     """The elements' errors in float64, part by part; never NaN."""
     for where in blocks(actual.shape):
         y, r = block(actual, where), block(expected, where)
         e = block(eager, where) if eager is not None else None
-        scale = _row_rms(r)
+        scale = row_rms(r)
         if y.dim() and y.shape[-1] > BLOCK:  # a row longer than a block: its parts share the row's scale
             for start in range(0, y.shape[-1], BLOCK):
                 cut = (..., slice(start, start + BLOCK))
@@ -447,7 +297,8 @@ def _norm(parts: Iterable[torch.Tensor]) -> float:
     return float(torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]).norm())
 
 
-def _row_rms(r: torch.Tensor) -> torch.Tensor:
+def row_rms(r: torch.Tensor) -> torch.Tensor:
+    """Root mean square of each row in float64, of its finite numbers."""
     if r.dim() == 0:
         return r.double().abs().nan_to_num(0.0, 0.0, 0.0)
     total = torch.zeros(r.shape[:-1], dtype=torch.float64, device=r.device)
@@ -464,78 +315,20 @@ def _part(y: torch.Tensor, r: torch.Tensor, e: torch.Tensor | None, scale: torch
     return either(y.double(), r.double(), None if e is None else e.double(), scale, least)
 
 
-def _check_exact(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
-    right = actual == expected.value
-    if expected.eager is not None:
-        right |= actual == expected.eager
-    wrong = int((~right).sum())
-    if not wrong:
-        return Error(), None
-    at = _position(int((~right).reshape(-1).int().argmax()), actual.shape)
-    got, want = actual[at].item(), expected.value[at].item()
-    infinite = Error(*4 * (math.inf,))
-    return infinite, f"{wrong} of {actual.numel()} elements differ, first at {at}: got {got}, expected {want}"
-
-
-def _describe(actual: torch.Tensor, expected: Expected, error: Error) -> str:
-    """Why `actual` is refused, with the worst element and the likely class of mistake."""
-    budget = expected.budget
-    worst, wrong, start, best_at = -1.0, 0, 0, 0
-    where = Extent(tuple(actual.shape) if not actual.is_complex() else ())
-    eager = None if expected.eager is None else _rows(expected.eager)
-    y, r = _rows(actual), _rows(expected.value)
-    if actual.is_complex():
-        y, r, eager = _parts_of(y), _parts_of(r), None if eager is None else _parts_of(eager)
-    for part in _errors(y, r, eager, least_of(r)):
-        flat = part.reshape(-1)
-        top = flat.max(0)
-        if float(top.values) > worst:
-            worst, best_at = float(top.values), start + int(top.indices)
-        bad = (flat > budget.max).nonzero()[:, 0]
-        wrong += bad.numel()
-        where.add(bad + start)
-        start += flat.numel()
-    at = _position(best_at, actual.shape if not actual.is_complex() else (*actual.shape[:-1], 2 * actual.shape[-1]))
-    at = at if not actual.is_complex() else (*at[:-1], at[-1] // 2)
-    got, want = actual[at].item(), expected.value[at].item()
-    text = (
-        f"error {error.max:.3g} (maximum, allowed {budget.max:.3g}), {error.rms:.3g} (rms, allowed {budget.rms:.3g}); "
-        f"worst at {at}: got {got:.6g}, expected {want:.6g}; {wrong} of {actual.numel()} elements are out of bounds"
-    )
-    if where.text():
-        text += f", all in {where.text()}"
-    if error.across > budget.across:
-        text += f"; {error.across:.3g} relative to what its column has (allowed {budget.across:.3g})"
-    if error.alone > budget.alone:
-        text += f"; a quarter of the elements are {error.alone:.3g} of themselves off (allowed {budget.alone:.3g})"
-    mistake = likely_mistake(actual, expected.value)
-    return f"{text}; {mistake}" if mistake else text
-
-
-def _position(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    at = []
-    for size in reversed(shape):
-        at.append(flat % size)
-        flat //= size
-    return tuple(reversed(at))
-
-
 __all__ = [
     "Error",
-    "Expected",
     "Scale",
-    "allowance",
-    "check",
     "comparable",
-    "floor",
+    "errors_in",
     "is_float",
     "kernelbench_close",
     "least_of",
     "measure",
-    "measured",
     "measure_most",
+    "measured",
     "not_finite_share",
-    "roundings",
-    "same_but_for_few",
+    "parts_of",
+    "row_rms",
+    "rows_of",
     "summary",
 ]

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from qimeng.envs.errors import accuracy
-from qimeng.envs.errors.accuracy import Error, Expected
+from qimeng.envs.errors import accuracy, error_budget
+from qimeng.envs.errors.accuracy import Error
+from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.errors.float64 import move
 from qimeng.envs.workers import tensor_bits
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
@@ -180,7 +181,7 @@ def amplitude(dtype: torch.dtype, mode: str, longest_reduction: int) -> float:
     mode allows, whose roundings are at least four times as large.
     """
     unit = TF32_UNIT if mode == "high" and dtype is torch.float32 else torch.finfo(dtype).eps / 2
-    return 1.5 * unit + torch.finfo(torch.float32).eps / 2 * accuracy.roundings(longest_reduction)
+    return 1.5 * unit + torch.finfo(torch.float32).eps / 2 * error_budget.roundings(longest_reduction)
 
 
 def rounding_mode(mode: str, eager: Callable[[str], torch.Tensor]) -> str:
@@ -215,7 +216,7 @@ def explained(
             return False
         actual, value = torch.where(settled, 0.0, actual), torch.where(settled, 0.0, value)
         expected = replace(expected, value=value, eager=None)
-    slack = accuracy.allowance(expected) if is_float else torch.zeros((), dtype=torch.uint8, device=actual.device)
+    slack = error_budget.allowance(expected) if is_float else torch.zeros((), dtype=torch.uint8, device=actual.device)
     low = high = _ordered(expected.value)
     before = left = actual.numel()
     for number in range(1 - len(eager), RUNS + 1 if run else 1):

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.envs.errors import accuracy
-from qimeng.envs.errors.accuracy import Expected
+from qimeng.envs.errors.error_budget import Expected
 from qimeng.spec.dispatch import DispatchMode
 
 LOST = 2.0**-6

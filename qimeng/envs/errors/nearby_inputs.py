@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qimeng.envs.errors.accuracy import Error, Expected
+from qimeng.envs.errors.accuracy import Error
+from qimeng.envs.errors.error_budget import Expected
 
 NEARBY_TRIALS = 64
 """Trials that are looked at before a result is refused. An honest Linear with BatchNorm1d over two or three rows is out

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from qimeng.envs.errors import accuracy, discrete
-from qimeng.envs.errors.accuracy import Error, Expected
+from qimeng.envs.errors import accuracy, discrete, error_budget
+from qimeng.envs.errors.accuracy import Error
+from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.errors.float64 import NamedAsDouble, Near, aliases, tensors_in, to_double
 from qimeng.envs.errors.selection import selected_values
 from qimeng.envs.judge.eager_reference import EagerReference, InputsRefused
@@ -72,10 +73,10 @@ class ExactReference(EagerReference):
         if not accuracy.is_float(eager):
             return Expected(value, eager=None if torch.equal(value, eager) else eager), 0.0
         tolerances = self.spec.tolerances
-        independent = accuracy.roundings(self.longest_reduction)
-        roundings = accuracy.roundings(self._terms, independent=False) if distribution == "rounded" else independent
+        independent = error_budget.roundings(self.longest_reduction)
+        roundings = error_budget.roundings(self._terms, independent=False) if distribution == "rounded" else independent
         wider = moved * (roundings / independent)
-        floor = accuracy.floor(eager.dtype, roundings, wider, tolerances.floor_ulp)
+        floor = error_budget.floor(eager.dtype, roundings, wider, tolerances.floor_ulp)
         error, finite = (Error(), False) if jumps else accuracy.measured(eager, value, eager)
         share = 0.0 if finite else accuracy.not_finite_share(value, eager)
         if share:
@@ -108,7 +109,7 @@ class ExactReference(EagerReference):
         if exact is None or eager is None:
             return False
         error = accuracy.measure(eager.best.to(self._place), exact.best)
-        floor = accuracy.floor(eager.best.dtype, accuracy.roundings(self.longest_reduction), Error())
+        floor = error_budget.floor(eager.best.dtype, error_budget.roundings(self.longest_reduction), Error())
         return accuracy.measure(exact.chosen, exact.best).max <= Expected(exact.best, error, floor).budget.max
 
     # -- parts

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from qimeng.envs.errors import accuracy
+from qimeng.envs.errors import error_budget
 from qimeng.envs.judge.baseline import Baseline
 from qimeng.envs.judge.clock_rule import ROUNDS, Readings, Ruling, decide
 from qimeng.envs.judge.trials import Trial
@@ -316,7 +316,7 @@ class OuterClock:
 
     def _wrong(self, trial: Trial, outputs: Sequence[torch.Tensor]) -> str | None:
         for number, (actual, expected) in enumerate(zip(outputs, trial.outputs, strict=True)):
-            error, text = accuracy.check(actual, expected)
+            error, text = error_budget.check(actual, expected)
             if text and self.references.look_again(trial, number, actual, error) is None:
                 return f"output {number} on inputs {trial.draw.distribution!r}: {text}"
         return None

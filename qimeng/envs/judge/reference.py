@@ -17,8 +17,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from qimeng.envs.cost.memory_plan import Plan
-from qimeng.envs.errors import accuracy
-from qimeng.envs.errors.accuracy import Error, Expected
+from qimeng.envs.errors import accuracy, error_budget
+from qimeng.envs.errors.accuracy import Error
+from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.errors.extreme_inputs import ATTEMPTS, says_nothing
 from qimeng.envs.errors.float64 import NEARBY, Near, tensors_in, to_double
 from qimeng.envs.errors.nearby_inputs import most_nearby, second_look
@@ -128,10 +129,10 @@ class References(SlicedReference):
                 return wider
             if trial.draw.distribution == "infinite":
                 any_kind = number >= len(trial.outputs)
-                if accuracy.same_but_for_few(actual, expected, any_kind):
+                if error_budget.same_but_for_few(actual, expected, any_kind):
                     return expected.excused(Error())
                 hidden = None if any_kind else self._without_what_masks_hide(trial, number, actual)
-                if hidden is not None and accuracy.same_but_for_few(actual, hidden, any_kind=True):
+                if hidden is not None and error_budget.same_but_for_few(actual, hidden, any_kind=True):
                     return hidden.excused(Error())
         elif number < len(trial.outputs) and self.accepts_selection(trial, number, actual):
             return expected

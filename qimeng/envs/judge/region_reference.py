@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from qimeng.envs.errors import accuracy, discrete
-from qimeng.envs.errors.accuracy import Error, Expected
+from qimeng.envs.errors.accuracy import Error
+from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.errors.float64 import NamedAsDouble, Near, tensors_in
 from qimeng.envs.errors.nearby_inputs import second_look
 from qimeng.envs.judge.reference import References

@@ -15,7 +15,6 @@ import torch
 
 from qimeng.device_lock import DeviceLock
 
-
 KEPT_S = 0.1
 """Seconds for which the device is kept after a measurement: the next one may follow."""
 

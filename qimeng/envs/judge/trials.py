@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from qimeng.envs.errors.accuracy import Expected
+from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.workers.worker_setup import Draw
 from qimeng.spec.perturb import share_of
 

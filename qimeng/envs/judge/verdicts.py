@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from qimeng.envs.errors import accuracy
-from qimeng.envs.errors.accuracy import Error, Expected
+from qimeng.envs.errors import accuracy, error_budget
+from qimeng.envs.errors.accuracy import Error
+from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.trials import Trial
 from qimeng.envs.workers import tensor_bits
@@ -318,7 +319,7 @@ class Judge:
     ) -> str | None:
         """What is wrong with tensors, the first `count` of which are outputs; None where nothing is."""
         for number, (actual, e) in enumerate(zip(map(accuracy.comparable, tensors), expected, strict=True)):
-            found, text = accuracy.check(actual, e)
+            found, text = error_budget.check(actual, e)
             only_signs = e.signed and found.within(e.budget)  # of zeros, which no rounding changes
             if text is not None and not only_signs and (wider := look_again(number, actual, found)) is not None:
                 text, e = None, wider

@@ -34,8 +34,7 @@ def compiled_whole(session: Session, found: Evaluation) -> tuple[State, Evaluati
     option = _faster(found)
     if option is None:
         return ""
-    branch = session.fork()
-    branch.beyond_s = session.task.options.compile_seconds  # as long as torch.compile had
+    branch = session.fork(library_least_s=session.task.options.compile_seconds)  # as long as torch.compile had
     branch.state = (session.ledger.best or session.state).path()[0]
     called = branch.state.program.called
     whole = Action("library", (called[0].id,) if len(called) == 1 else (), option)

@@ -55,7 +55,6 @@ class Session:
         state: where this branch stands.
         ledger: what all branches share.
         cut: legal actions that the last observation left out.
-        beyond_s: seconds that a library may take at least to compile the patch of a step, whatever the budget leaves.
     """
 
     def __init__(
@@ -71,11 +70,18 @@ class Session:
         self.ledger = Ledger(budget or Budget(), clock, clock() if began is None else began)
         self.state = State(task.start)
         self.cut = 0
-        self.beyond_s = 0.0
+        self._library_least_s = 0.0
 
-    def fork(self) -> Session:
-        """A branch: a state of its own, budget and best program shared."""
-        return copy.copy(self)
+    def fork(self, library_least_s: float = 0.0) -> Session:
+        """A branch: a state of its own, budget and best program shared.
+
+        Args:
+            library_least_s: seconds that a library may take to compile a patch of the branch, even where the budget
+                leaves less.
+        """
+        branch = copy.copy(self)
+        branch._library_least_s = library_least_s
+        return branch
 
     def clone(self) -> Session:
         """An equal copy that shares nothing that changes."""
@@ -113,10 +119,11 @@ class Session:
     def library_s(self) -> float | None:
         """Seconds that a library may take to compile the patch of a step; None for a budget without end.
 
-        Half of what is left beside that step and the final verification: the search goes on with the other half.
+        Half of what is left beside that step and the final verification: the search goes on with the other half. A
+        branch may be given more (`fork`).
         """
         spare = self.ledger.seconds_left - self._needed_s()
-        return None if math.isinf(spare) else max(spare / 2, self.beyond_s)
+        return None if math.isinf(spare) else max(spare / 2, self._library_least_s)
 
     def _needed_s(self) -> float:
         """Seconds that one more step and the final verification take."""

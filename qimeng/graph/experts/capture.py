@@ -38,13 +38,13 @@ def all_rows(exported: Any, visits: Visits, export: Callable[[Visits], Any]) -> 
     Raises:
         LoopStays: not every loop can be written so.
     """
-    if visits.assumes and not skips_nothing(exported, export):
+    if visits.assumed and not skips_nothing(exported, export):
         raise LoopStays("a turn without rows does something")
     try:
         found = with_all_rows(exported)
     except NotCovered as error:
         raise LoopStays(str(error)) from error
-    if visits.used and (visits.unsure or not found) or visits.assumes and not found:
+    if visits.used and (visits.unsure or not found) or visits.assumed and not found:
         raise LoopStays("experts are chosen in a way that is not known")
     return found
 

@@ -1,6 +1,6 @@
 """Whether a turn of a loop over experts that has no rows leaves everything as it is.
 
-``if rows.numel() == 0: continue`` depends on values. The loop is exported as if each turn had rows (`Visits`). That is
+``if rows.numel() == 0: continue`` depends on values. The loop is exported as if each turn had rows (`Assumed`). That is
 right if a turn without rows does nothing, which is checked here: exported again with every other turn skipped, the
 program must compute the same but for what those turns add. Deals in exported graphs (torch.fx). Knows nothing about
 what a turn computes.
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from qimeng.graph.experts.assumed import Assumed
 from qimeng.graph.experts.nodes import is_dynamic
 from qimeng.graph.experts.selected import ADDS
 from qimeng.graph.experts.visits import Visits
@@ -31,7 +32,7 @@ def skips_nothing(exported: Any, export: Callable[[Visits], Any]) -> bool:
     """
     known: dict[Any, int] = {}
     return all(
-        _results(exported.graph, known, left_out=parity) == _results(export(Visits(empty=parity)).graph, known)
+        _results(exported.graph, known, left_out=parity) == _results(export(Visits(Assumed(empty=parity))).graph, known)
         for parity in PARITIES
     )
 

@@ -15,14 +15,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from qimeng.graph.experts.assumed import ANYS, FINDS, SELECTS, Assumed
+
 MOST = 1024
 """Experts of a layer at most: each makes operators of its own."""
 
 _SUMS = (torch.Tensor.sum, torch.sum)
-_ANYS = (torch.Tensor.any, torch.any)
 _ABOVE = (torch.greater, torch.gt, torch.Tensor.greater, torch.Tensor.gt, torch.Tensor.__gt__)
-_FOUND = (torch.Tensor.nonzero, torch.nonzero)
-_ROWS = (*_FOUND, torch.where)
 _ITEM = torch.Tensor.__getitem__
 _PICKS = (_ITEM, torch.select, torch.Tensor.select)
 _SAME = (torch.Tensor.squeeze, torch.squeeze)
@@ -32,21 +31,19 @@ class Visits(TorchFunctionMode):
     """In the block, iteration over chosen experts visits all.
 
     Args:
-        assume: whether code that asks if a mask selects any rows is told that it does.
-        empty: every other mask, from the first (0) or the second (1) on, is said to select none; None for no such mask.
+        assumed: what code is told that asks for the rows of a mask; nothing by default.
 
     Attributes:
+        assumed: that.
         used: whether one did so.
         unsure: whether rows were selected otherwise than by the mask of the iteration.
         selects: whether code selected rows by a mask, or asked whether a mask selects any.
-        assumes: whether such code is told what `assume` and `empty` say.
     """
 
-    def __init__(self, assume: bool = False, empty: int | None = None) -> None:
+    def __init__(self, assumed: Assumed | None = None) -> None:
         super().__init__()
+        self.assumed = assumed
         self.used = self.unsure = self.selects = False
-        self.assumes, self._empty = assume or empty is not None, empty
-        self._asked: dict[int, tuple[int, Any]] = {}
         self._made: dict[int, tuple[str, Any, Any]] = {}
         self._numbers: dict[int, torch.Tensor] = {}
         self._masks: dict[int, Any] = {}
@@ -63,32 +60,12 @@ class Visits(TorchFunctionMode):
             tensors = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
             if any(id(x) in self._numbers for x in tensors):
                 return self._with_number(func, args, kwargs, tensors)
-        if (result := self._told(func, args, kwargs)) is None:
+        if func in (*SELECTS, *ANYS) and len(args) == 1:
+            self.selects = True
+        if self.assumed is None or (result := self.assumed.result(func, args, kwargs)) is None:
             result = func(*args, **kwargs)
         self._note(func, args, kwargs, result)
         return result
-
-    def _told(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What a function gives that asks for the rows of a mask; None where nothing is assumed of it."""
-        source = args[0] if args else None
-        if func in (*_ROWS, *_ANYS) and len(args) == 1:
-            self.selects = True
-        if not self.assumes or not isinstance(source, torch.Tensor):
-            return None
-        if func is torch.Tensor.__bool__ and self._kind(source) == "whole":
-            return self._has_rows(self._made[id(source)][1])
-        if func not in _ROWS or len(args) != 1 or source.dtype != torch.bool:
-            return None
-        if self._has_rows(source):
-            result = func(*args, **kwargs)
-            torch._check((result if isinstance(result, torch.Tensor) else result[0]).shape[0] >= 1)
-            return result
-        found = source.new_empty((0, source.dim()), dtype=torch.int64)
-        return found if func in _FOUND and not kwargs.get("as_tuple") else found.unbind(1)
-
-    def _has_rows(self, mask: Any) -> bool:
-        number, _ = self._asked.setdefault(id(mask), (len(self._asked), mask))
-        return self._empty is None or number % 2 != self._empty
 
     def _with_number(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
         """A call with the number of an expert, whose value is known; another tensor is indexed by it."""
@@ -113,17 +90,15 @@ class Visits(TorchFunctionMode):
         source = args[0] if args else None
         if func in _SUMS and _all_but_first(source, args[1:], kwargs):
             self._keep("sum", source, result)
-        elif func in _ANYS and _all_but_first(source, args[1:], kwargs):
+        elif func in ANYS and _all_but_first(source, args[1:], kwargs):
             self._keep("any", source, result)
-        elif func in _ANYS and source is not None and len(args) == 1 and not kwargs and source.dtype == torch.bool:
-            self._keep("whole", source, result)
         elif func in _ABOVE and len(args) == 2 and isinstance(args[1], int) and args[1] == 0:
             self._keep("above", source, result)
         elif func in _PICKS and id(source) in self._masks or func in _SAME and self._kind(source) == "row":
             self._keep("row", source, result)
-        elif func in _ROWS and len(args) == 1:
+        elif func in SELECTS and len(args) == 1:
             known = self._kind(source)
-            if func in _FOUND:
+            if func in FINDS:
                 self._keep("found", source, result)
             if self.used and known not in ("row", "above", "any"):
                 self.unsure = True

@@ -1,20 +1,13 @@
-"""Settings of a training run, from a TOML file and single overrides.
+"""The settings of a training run.
 
-Deals in names, types and texts. Knows nothing about training.
+Deals in what there is to set, and in what fits together. Knows nothing about how training goes on.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import math
-import tomllib
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,24 +15,14 @@ from qimeng.errors import QimengError
 from qimeng.planner.lm.branches import Teacher
 from qimeng.planner.lm.imitation import Imitation
 from qimeng.planner.lm.mini import MiniSize
+from qimeng.planner.lm.ranges import POSITIVE, PROPER_SHARE, range_of
+from qimeng.planner.lm.settings import SettingsError, read_settings, settings_of
 from qimeng.planner.lm.training import Ppo
 from qimeng.planner.lm.value import ValueStart
 
 ANSWERS = ("stored", "live", "mixed")
 
 DTYPES = ("float32", "bfloat16")
-
-POSITIVE = frozenset(
-    "specs length validation_evaluations mini.hidden mini.layers mini.heads mini.kv_heads mini.inner mini.positions "
-    "imitation.batch value.batch ppo.environments ppo.rollout ppo.batch ppo.epochs ppo.max_steps".split()
-)
-"""Numbers of which there is at least one; every other number may be 0."""
-
-SHARES = frozenset(("ppo.gamma", "ppo.gae"))
-"""Numbers that are at most 1."""
-
-NONE = "none"
-"""TOML has no other word for it."""
 
 
 class TrainingError(QimengError):
@@ -90,16 +73,16 @@ class TrainConfig:
     answers: str = "stored"
     device: str = ""
     coder: str = "template"
-    specs: int = 32
+    specs: int = field(default=32, metadata=POSITIVE)
     start: str = "mini"
     dtype: str = "float32"
     mini: MiniSize = field(default_factory=MiniSize)
     lora: int = 0
-    length: int = 512
+    length: int = field(default=512, metadata=POSITIVE)
     processor: str = ""
     reward: str = "log-speedup"
     coverage: float = 0.0
-    held_out: float = 0.2
+    held_out: float = field(default=0.2, metadata=PROPER_SHARE)
     held_out_families: tuple[str, ...] = ()
     walks: int = 4
     teacher: Teacher = field(default_factory=Teacher)
@@ -108,7 +91,7 @@ class TrainConfig:
     ppo: Ppo = field(default_factory=Ppo)
     validate_every: int = 2
     patience: int = 6
-    validation_evaluations: int = 10
+    validation_evaluations: int = field(default=10, metadata=POSITIVE)
     tensorboard: bool = False
     seed: int = 0
 
@@ -120,14 +103,9 @@ class TrainConfig:
         for name, known in allowed:
             if getattr(self, name) not in known:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} is none of {', '.join(known)}")
-        if not 0 <= self.held_out < 1:
-            raise TrainingError(f"held_out is a share of the trees, from 0 to below 1, not {self.held_out}")
-        for name, value in _flat(self):
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                least, most = int(name in POSITIVE), 1 if name in SHARES else math.inf
-                if not (math.isfinite(value) and least <= value <= most):
-                    upper = f" to {most}" if name in SHARES else ""
-                    raise TrainingError(f"{name} is a number from {least}{upper or ' on'}, not {value}")
+        for name, setting, value in settings_of(self):
+            if isinstance(value, int | float) and not isinstance(value, bool) and value not in range_of(setting):
+                raise TrainingError(f"{name} is a number {range_of(setting)}, not {value}")
         if self.ppo.steps and self.ppo.environments * self.ppo.rollout < 2:
             raise TrainingError("ppo.environments and ppo.rollout are both 1: an update needs at least two steps")
         if self.dtype != "float32" and not self.lora:
@@ -155,151 +133,12 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = (), default
     Raises:
         TrainingError: an unknown name, a value of another type or out of range, or a file that cannot be read.
     """
-    data: dict[str, Any] = {}
-    _override(data, defaults)
-    if path is not None:
-        try:
-            _merge(data, tomllib.loads(path.read_text()))
-        except (OSError, ValueError) as error:
-            raise TrainingError(f"{path} cannot be read as TOML: {error}") from None
-    _override(data, overrides)
-    found = _build(TrainConfig, data, "")
+    try:
+        found = read_settings(TrainConfig, path, overrides, defaults)
+    except SettingsError as error:
+        raise TrainingError(str(error)) from None
     assert isinstance(found, TrainConfig)
     return found
 
 
-def to_toml(config: Any, explained: bool = False) -> str:
-    """`config` as TOML that `load_config` reads; with each field's meaning above it where `explained`."""
-    tables, lines = [], []
-    for name, value in _fields(config):
-        if dataclasses.is_dataclass(value):
-            tables += [f"\n[{name}]", *([f"# {meanings(type(config))[name]}"] if explained else [])]
-            tables += _lines(value, explained)
-        else:
-            lines += _line(config, name, value, explained)
-    return "\n".join([*lines, *tables]) + "\n"
-
-
-def meanings(kind: type) -> dict[str, str]:
-    """What each field of a dataclass means, from the ``Attributes:`` of its docstring.
-
-    >>> meanings(Imitation)["batch"]
-    'examples a step of the optimizer.'
-    """
-    found: dict[str, str] = {}
-    name, known = "", {f.name for f in dataclasses.fields(kind)}
-    for line in (inspect.getdoc(kind) or "").partition("Attributes:")[2].splitlines():
-        head, colon, rest = line.strip().partition(":")
-        if colon and head in known and line.startswith("    ") and not line.startswith("     "):
-            name, found[head] = head, rest.strip()
-        elif name and line.strip():
-            found[name] += " " + line.strip()
-    return found
-
-
-def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
-    """Names of the settings in which the two differ, ``"ppo.rate"`` say."""
-    flat = [dict(_flat(c)) for c in (one, other)]
-    return [name for name in flat[0] if flat[0][name] != flat[1][name]]
-
-
-def _flat(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in _fields(config):
-        found += _flat(value, f"{name}.") if dataclasses.is_dataclass(value) else [(prefix + name, value)]
-    return found
-
-
-def _fields(config: Any) -> list[tuple[str, Any]]:
-    return [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
-
-
-def _lines(config: Any, explained: bool) -> list[str]:
-    return [line for name, value in _fields(config) for line in _line(config, name, value, explained)]
-
-
-def _line(config: Any, name: str, value: Any, explained: bool) -> list[str]:
-    note = [f"# {meanings(type(config))[name]}"] if explained else []
-    return [*note, f"{name} = {_text(value)}"]
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return _text(NONE)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_text, value))}]"
-    return repr(value)
-
-
-def _literal(text: str) -> Any:
-    """A TOML value; what is none is a string, so that ``start=mini`` needs no quotes."""
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _override(data: dict[str, Any], texts: Sequence[str]) -> None:
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise TrainingError(f"{text!r} sets nothing: say NAME=VALUE, as in ppo.steps=2048")
-        _put(data, name.strip().split("."), _literal(value.strip()))
-
-
-def _merge(data: dict[str, Any], more: Mapping[str, Any]) -> None:
-    for name, value in more.items():
-        if isinstance(value, Mapping) and isinstance(data.get(name), dict):
-            _merge(data[name], value)
-        else:
-            data[name] = value
-
-
-def _put(data: dict[str, Any], names: list[str], value: Any) -> None:
-    for name in names[:-1]:
-        data = data.setdefault(name, {})
-        if not isinstance(data, dict):
-            raise TrainingError(f"{'.'.join(names)}: {name} has no parts")
-    data[names[-1]] = value
-
-
-def _build(kind: type, data: Mapping[str, Any], prefix: str) -> Any:
-    hints = typing.get_type_hints(kind)
-    known = {f.name: hints[f.name] for f in dataclasses.fields(kind)}
-    given: dict[str, Any] = {}
-    for name, value in data.items():
-        if name not in known:
-            raise TrainingError(f"unknown setting {prefix}{name!s}; known: {', '.join(prefix + k for k in known)}")
-        given[name] = _value(known[name], value, prefix + name)
-    try:
-        return kind(**given)
-    except ValueError as error:  # settings that do not fit each other
-        raise TrainingError(f"{prefix.removesuffix('.')}: {error}") from None
-
-
-def _value(kind: Any, value: Any, name: str) -> Any:
-    if isinstance(kind, types.UnionType):
-        if value == NONE:
-            return None
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
-    if dataclasses.is_dataclass(kind):
-        assert isinstance(kind, type)
-        if isinstance(value, Mapping):
-            return _build(kind, value, f"{name}.")
-        raise TrainingError(f"{name} is a table of settings, not {value!r}")
-    if typing.get_origin(kind) is tuple:
-        return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
-    if kind is float and type(value) in (int, float):
-        return float(value)
-    if type(value) is not kind:
-        raise TrainingError(f"{name} is {kind.__name__}, not {value!r}")
-    return value
-
-
-__all__ = [
-    "ANSWERS", "TrainConfig", "TrainingError", "differences", "load_config", "meanings", "processor_of", "to_toml",
-]  # fmt: skip
+__all__ = ["ANSWERS", "TrainConfig", "TrainingError", "load_config", "processor_of"]

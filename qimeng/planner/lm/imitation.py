@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from qimeng.envs.gym.observation import TEXTS
 from qimeng.errors import WeightsError
 from qimeng.interfaces import Action, Observation
 from qimeng.planner.lm.checkpoint import put_weights, read_state, trained_weights
+from qimeng.planner.lm.ranges import POSITIVE
 from qimeng.planner.lm.reading import PAD, Reader, Text
 from qimeng.planner.lm.training import Progress
 from qimeng.planner.lm.weights import PlannerModel
@@ -51,7 +52,7 @@ class Imitation:
     """
 
     epochs: int = 4
-    batch: int = 16
+    batch: int = field(default=16, metadata=POSITIVE)
     rate: float = 1e-3
     clip: float = 1.0
     others: int = 15

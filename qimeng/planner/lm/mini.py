@@ -6,8 +6,10 @@ Deals in sizes. Knows nothing about states or actions beyond the texts it is giv
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from qimeng.planner.lm.ranges import POSITIVE
 
 END = "<end>"
 """The only special token: it ends an action, and pads."""
@@ -29,12 +31,12 @@ class MiniSize:
         positions: longest row that positions are made for: state and action.
     """
 
-    hidden: int = 224
-    layers: int = 5
-    heads: int = 7
-    kv_heads: int = 1
-    inner: int = 576
-    positions: int = 1024
+    hidden: int = field(default=224, metadata=POSITIVE)
+    layers: int = field(default=5, metadata=POSITIVE)
+    heads: int = field(default=7, metadata=POSITIVE)
+    kv_heads: int = field(default=1, metadata=POSITIVE)
+    inner: int = field(default=576, metadata=POSITIVE)
+    positions: int = field(default=1024, metadata=POSITIVE)
 
     def __post_init__(self) -> None:
         if min(self.heads, self.kv_heads) < 1 or self.heads % self.kv_heads or self.hidden % (2 * self.heads):

@@ -30,12 +30,13 @@ import torch
 
 from qimeng.envs.gym.reward import Reward, make_reward
 from qimeng.planner.lm.checkpoint import FILE, put_weights, trained_weights
-from qimeng.planner.lm.config import TrainConfig, TrainingError, differences, load_config, processor_of, to_toml
+from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config, processor_of
 from qimeng.planner.lm.corpus import corpus
 from qimeng.planner.lm.imitation import Example, imitate
 from qimeng.planner.lm.mini import train_tokenizer
 from qimeng.planner.lm.planner import LanguageModelPlanner
 from qimeng.planner.lm.replay import Chance, mean_shares
+from qimeng.planner.lm.settings import differences, to_toml
 from qimeng.planner.lm.sources import ANSWERED, IMITATED, Sources
 from qimeng.planner.lm.stored import Offer
 from qimeng.planner.lm.training import Validation, make_environment, train

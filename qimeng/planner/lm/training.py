@@ -21,6 +21,7 @@ from qimeng.envs.gym.reward import Reward
 from qimeng.envs.steps.task import Task
 from qimeng.planner.lm.checkpoint import FILE, load_checkpoint, put_weights, save_checkpoint, trained_weights
 from qimeng.planner.lm.choices import ChoicesAlone
+from qimeng.planner.lm.ranges import POSITIVE, SHARE
 from qimeng.planner.lm.reading import Offering, ReadObservation
 from qimeng.planner.lm.scoring import ActionScorer
 from qimeng.planner.lm.weights import PlannerModel
@@ -58,20 +59,20 @@ class Ppo:
     """
 
     steps: int = 4096
-    environments: int = 8
-    rollout: int = 64
-    batch: int = 64
-    epochs: int = 4
+    environments: int = field(default=8, metadata=POSITIVE)
+    rollout: int = field(default=64, metadata=POSITIVE)
+    batch: int = field(default=64, metadata=POSITIVE)
+    epochs: int = field(default=4, metadata=POSITIVE)
     rate: float = 3e-4
-    gamma: float = 1.0
-    gae: float = 0.95
+    gamma: float = field(default=1.0, metadata=SHARE)
+    gae: float = field(default=0.95, metadata=SHARE)
     clip: float = 0.2
     normalize: bool = True
     entropy: float = 0.01
     anchor: float = 0.0
     value: float = 0.1
     target_kl: float | None = 0.1
-    max_steps: int = 32
+    max_steps: int = field(default=32, metadata=POSITIVE)
     seed: int = 0
 
 

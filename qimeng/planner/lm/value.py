@@ -6,13 +6,14 @@ Deals in episodes and returns. Knows nothing about PPO, or about how the policy 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.planner.lm.choices import ChoicesAlone
+from qimeng.planner.lm.ranges import POSITIVE
 from qimeng.planner.lm.weights import PlannerModel
 
 
@@ -30,7 +31,7 @@ class ValueStart:
 
     episodes: int = 64
     epochs: int = 40
-    batch: int = 64
+    batch: int = field(default=64, metadata=POSITIVE)
     rate: float = 1e-3
     seed: int = 0
 

@@ -5,16 +5,9 @@ import math
 import pytest
 import torch
 
-from qimeng.envs.errors import accuracy
-from qimeng.envs.errors.accuracy import (
-    Error,
-    Expected,
-    check,
-    floor,
-    kernelbench_close,
-    measure,
-    roundings,
-)
+from qimeng.envs.errors import accuracy, error_budget
+from qimeng.envs.errors.accuracy import Error, kernelbench_close, measure
+from qimeng.envs.errors.error_budget import Expected, check, floor, roundings
 from qimeng.envs.workers import tensor_bits
 from qimeng.envs.workers.tensor_bits import checksum, same
 
@@ -69,7 +62,7 @@ def test_where_the_reference_or_eager_is_not_finite_either_value_is_right():
 
 
 def test_budget_is_four_and_two_times_eager_or_the_floor():
-    many = torch.ones(accuracy.FEW_VALUES)
+    many = torch.ones(error_budget.FEW_VALUES)
     assert Expected(many, Error(1e-5, 1e-6), Error(1e-6, 1e-6)).budget == Error(4e-5, 2e-6)
     assert Expected(many, Error(1.0, 1.0, 1.0, 1e-6)).budget == Error(4.0, 2.0, 4.0, 4e-6)
     assert Expected(many[1:], Error(1e-5, 1e-6), Error(1e-6, 1e-6)).budget == Error(4e-5, 4e-6), "luck, in few values"
@@ -213,11 +206,11 @@ def test_few_infinities_may_have_the_other_sign_and_no_row_may_be_no_number():
     expected = Expected(value, floor=Error(1e-6, 1e-6, 1e-6, 1e-6), eager=value.clone())
     few, row, wrong = value.clone(), value.clone(), value.clone()
     few[:4, 3], row[:20, 3], wrong[0, 0] = -math.inf, math.nan, 2.0
-    assert accuracy.same_but_for_few(few, expected)
-    assert not accuracy.same_but_for_few(row, expected) and not accuracy.same_but_for_few(wrong, expected)
-    assert accuracy.same_but_for_few(row, expected, any_kind=True)
-    assert not accuracy.same_but_for_few(torch.ones(400, 8), expected, any_kind=True)
-    assert not accuracy.same_but_for_few(few, Expected(value)), "only where something is not finite"
+    assert error_budget.same_but_for_few(few, expected)
+    assert not error_budget.same_but_for_few(row, expected) and not error_budget.same_but_for_few(wrong, expected)
+    assert error_budget.same_but_for_few(row, expected, any_kind=True)
+    assert not error_budget.same_but_for_few(torch.ones(400, 8), expected, any_kind=True)
+    assert not error_budget.same_but_for_few(few, Expected(value)), "only where something is not finite"
 
 
 @pytest.mark.parametrize("shape", [(300, 40), (300, 40, 1), (7,), (1,), (0, 3)])
@@ -225,10 +218,10 @@ def test_few_infinities_may_have_the_other_sign_and_no_row_may_be_no_number():
 def test_a_scale_that_is_known_changes_no_figure(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     value = torch.randn(shape, dtype=dtype)
     actual = value * (1 + 1e-3)
-    expected = accuracy.Expected(value)
+    expected = error_budget.Expected(value)
     found, finite = accuracy.measured(actual, value, None, expected.scale)
     assert found == accuracy.measure(actual, value) and finite
-    assert accuracy.check(actual, expected)[0] == found
+    assert error_budget.check(actual, expected)[0] == found
     assert expected.widened(expected).scale == expected.scale
 
 

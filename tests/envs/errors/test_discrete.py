@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from qimeng.envs.errors.accuracy import Error, Expected, check
+from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.errors.discrete import Dividing, explained, may_jump
+from qimeng.envs.errors.error_budget import Expected, check
 from qimeng.envs.estimate.interpret import gpu_arithmetic
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.region_reference import RegionReference

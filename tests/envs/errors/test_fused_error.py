@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
-from qimeng.envs.errors import accuracy
+from qimeng.envs.errors import accuracy, error_budget
 from tests.interpreted import rows_of
 
 ROOT = str(Path(__file__).parents[3])
@@ -56,7 +56,7 @@ def all_cases(device: str) -> dict[str, tuple[tuple[float, float], tuple[float, 
     assert known == fused_summary(y, r, accuracy.least_of(r))
     with mock.patch.object(accuracy, "_is_fused", lambda x: True):
         assert math.isclose(accuracy.Scale.of(r).least, accuracy.least_of(r), rel_tol=1e-12)
-        assert accuracy.measured(y, r)[0] == accuracy.measured(y, r, scale=accuracy.Expected(r).scale)[0]
+        assert accuracy.measured(y, r)[0] == accuracy.measured(y, r, scale=error_budget.Expected(r).scale)[0]
     for value in (math.nan, math.inf):
         y, r = pair("long rows, odd", device)
         y[1, 2, 777] = value

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qimeng.envs.errors.accuracy import Error, Expected, check
+from qimeng.envs.errors.accuracy import Error
+from qimeng.envs.errors.error_budget import Expected, check
 from qimeng.envs.errors.error_words import Extent, likely_mistake
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from qimeng.envs.errors import accuracy
+from qimeng.envs.errors import accuracy, error_budget
 from qimeng.envs.errors.float64 import move
 from qimeng.envs.judge.reference import References
 from qimeng.program.verify import capture_spec
@@ -65,7 +65,7 @@ def verdicts(refs: References, product: Product, linear: bool) -> dict[str, list
         state = refs.parameters.set(trial.draw.parameter_seed)
         inputs = refs.inputs(trial.draw)
         y = product(inputs[0], state["weight"].t()) + state["bias"] if linear else product(*inputs)
-        error, text = accuracy.check(y, trial.outputs[0])
+        error, text = error_budget.check(y, trial.outputs[0])
         right = text is None or refs.look_again(trial, 0, y, error) is not None
         found.setdefault(trial.draw.distribution, []).append(right)
     return found
@@ -163,14 +163,14 @@ HARD = {
 }
 
 
-def expected_of(x: torch.Tensor, y: torch.Tensor) -> accuracy.Expected:
+def expected_of(x: torch.Tensor, y: torch.Tensor) -> error_budget.Expected:
     exact, moved = x.double() @ y.double(), [x.double(), y.double()]
     move(moved, torch.finfo(torch.float32).eps)
     change = accuracy.measure(moved[0] @ moved[1], exact, moved[0] @ moved[1])
     value, eager = exact.float(), x @ y
     odd = eager if not bool(eager.isfinite().all()) else None
-    floor = accuracy.floor(torch.float32, accuracy.roundings(K), change)
-    return accuracy.Expected(value, accuracy.measure(eager, value, odd), floor, odd)
+    floor = error_budget.floor(torch.float32, error_budget.roundings(K), change)
+    return error_budget.Expected(value, accuracy.measure(eager, value, odd), floor, odd)
 
 
 @pytest.mark.parametrize("name", HARD)
@@ -179,5 +179,5 @@ def test_on_hard_inputs_the_rule_tells_the_schemes_apart(name):
     x, y = HARD[name]()
     expected = expected_of(x, y)
     for honest in (plain, split_k, three_planes):
-        assert accuracy.check(honest(x, y), expected)[1] is None, honest.__name__
-    assert accuracy.check(scaled_planes(x, y), expected)[1] is not None
+        assert error_budget.check(honest(x, y), expected)[1] is None, honest.__name__
+    assert error_budget.check(scaled_planes(x, y), expected)[1] is not None

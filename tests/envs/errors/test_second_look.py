@@ -9,8 +9,9 @@ from functools import partial
 import pytest
 import torch
 
-from qimeng.envs.errors import accuracy
-from qimeng.envs.errors.accuracy import Error, Expected
+from qimeng.envs.errors import error_budget
+from qimeng.envs.errors.accuracy import Error
+from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.errors.float64 import NEARBY, Near, move_nearby, nearby
 from qimeng.envs.errors.nearby_inputs import FAR, NEARBY_TRIALS, most_nearby, second_look
 from qimeng.envs.judge.reference import References
@@ -75,7 +76,7 @@ def looks(refs: References, candidates: list[Callable[[State, torch.Tensor], tor
             for candidate in candidates:
                 state = refs.parameters.set(trial.draw.parameter_seed)
                 y = candidate(state, x)
-                error, text = accuracy.check(y, trial.expected[0])
+                error, text = error_budget.check(y, trial.expected[0])
                 yield text is None, text is None or refs.look_again(trial, 0, y, error) is not None
 
 
@@ -110,7 +111,7 @@ def test_rows_whose_terms_nearly_cancel_are_no_reason_to_refuse_an_honest_progra
     for _ in range(2):
         for trial in refs.every_distribution():
             y = in_two_parts(*refs.inputs(trial.draw))
-            error, text = accuracy.check(y, trial.expected[0])
+            error, text = error_budget.check(y, trial.expected[0])
             assert text is None or refs.look_again(trial, 0, y, error) is not None, trial.draw.distribution
 
 
@@ -133,7 +134,7 @@ def test_logits_that_are_nearly_the_same_are_no_reason_to_refuse_an_honest_progr
     for _ in range(60):
         for trial in refs.every_distribution():
             y = in_two_parts(*refs.inputs(trial.draw))
-            error, text = accuracy.check(y, trial.expected[0])
+            error, text = error_budget.check(y, trial.expected[0])
             first += text is not None
             assert text is None or refs.look_again(trial, 0, y, error) is not None
     assert first > 0, "what this test is about does not happen any more"
@@ -153,7 +154,7 @@ def test_rounding_behind_what_saturates_is_no_reason_to_refuse_an_honest_program
     first = 0
     for trial in refs.fresh(200):
         y = later(refs.state(trial.draw), refs.inputs(trial.draw)[0])
-        error, text = accuracy.check(y, trial.expected[0])
+        error, text = error_budget.check(y, trial.expected[0])
         first += text is not None
         assert text is None or refs.look_again(trial, 0, y, error) is not None
     assert first > 0, "what this test is about does not happen any more"
@@ -188,7 +189,7 @@ def test_trials_of_another_distribution_lend_no_error():
         errors[trial.draw.distribution] = trial.outputs[0].error
         if trial.draw.distribution not in ("x0.01", "rounded", "units"):  # the latter two may be as small
             y = refs.parameters.module(refs.inputs(trial.draw)[0]) * 1.001
-            error, text = accuracy.check(y, trial.outputs[0])
+            error, text = error_budget.check(y, trial.outputs[0])
             assert text is not None and refs.look_again(trial, 0, y, error) is None
     assert errors["x0.01"].max > 1e-3 > 100 * errors["x3"].rms
 

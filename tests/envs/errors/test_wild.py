@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qimeng.envs.errors.accuracy import Error, Expected
+from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.errors.discrete import Dividing, Rounding
+from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.errors.extreme_inputs import LOST, overflowing, says_nothing
 from qimeng.envs.judge.reference import References
 from qimeng.spec import KernelSpec

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from qimeng.envs.judge.input_validity import has_norms_alone, takes_any_values
 from qimeng.graph.capture import capture
+from qimeng.spec.origin import FunctionModule
 
 
 class Buffered(nn.Module):
@@ -22,15 +23,6 @@ class Buffered(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.layers(x) * self.mask
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
 
 
 def image() -> tuple[Tensor, ...]:
@@ -54,7 +46,7 @@ def rows() -> tuple[Tensor, ...]:
     ids=["arithmetic", "a checked range", "indices", "a factorization", "fixed indices", "indices of numbers"],
 )
 def test_arithmetic_takes_any_values_and_nothing_else_does(function: Callable[..., Any], expected: bool) -> None:
-    assert takes_any_values(capture(lambda: Function(function), rows)) is expected
+    assert takes_any_values(capture(lambda: FunctionModule(function), rows)) is expected
 
 
 def test_buffers_of_batch_norms_are_told_from_others() -> None:

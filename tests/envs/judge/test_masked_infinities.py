@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from qimeng.envs.errors import accuracy
+from qimeng.envs.errors import error_budget
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.trials import Trial
 from qimeng.program.verify import capture_spec
@@ -33,7 +33,7 @@ def skipping(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def accepts(refs: References, trial: Trial, found: torch.Tensor) -> bool:
-    error, text = accuracy.check(found, trial.outputs[0])
+    error, text = error_budget.check(found, trial.outputs[0])
     return text is None or refs.look_again(trial, 0, found, error) is not None
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from qimeng.envs.errors import accuracy
+from qimeng.envs.errors import accuracy, error_budget
 from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.errors.discrete import Dividing
 from qimeng.envs.errors.float64 import NamedAsDouble
@@ -84,7 +84,7 @@ def test_exponentials_that_nothing_keeps_from_overflowing_are_seen():
     for trial in refs.every_distribution():
         e = refs.inputs(trial.draw)[0].exp()
         wrong |= (
-            {trial.draw.distribution} if accuracy.check(e / e.sum(-1, keepdim=True), trial.outputs[0])[1] else set()
+            {trial.draw.distribution} if error_budget.check(e / e.sum(-1, keepdim=True), trial.outputs[0])[1] else set()
         )
     assert "x30" in wrong and wrong <= {"x30", "rounded", "slices", "spots", "shifted", *TOGETHER}
 
@@ -139,7 +139,7 @@ def test_codes_may_come_of_either_way_to_divide_where_eager_is_the_reference():
     (trial,) = refs.trials(1)
     assert refs.kind == "eager-highest"
     exact, expected = codes(*refs.inputs(trial.draw))[0], trial.expected[0]
-    error, text = accuracy.check(exact, expected)
+    error, text = error_budget.check(exact, expected)
     assert text is not None, "some differ"
     assert refs.look_again(trial, 0, exact, error) is not None
     assert refs.look_again(trial, 0, torch.where(exact == 3, 4, exact).to(torch.int8), error) is None
@@ -156,7 +156,7 @@ def test_eager_as_the_reference_is_granted_the_usual_error_of_its_sums(monkeypat
     (trial,) = refs.trials(1)
     expected = trial.outputs[0]
     assert refs.kind == "eager-highest"
-    assert expected.budget.max > 3 * accuracy.floor(torch.float32, accuracy.roundings(4096), Error()).max
+    assert expected.budget.max > 3 * error_budget.floor(torch.float32, error_budget.roundings(4096), Error()).max
 
 
 def test_where_the_memory_runs_out_in_float64_another_plan_is_asked_for(monkeypatch: pytest.MonkeyPatch):
@@ -198,9 +198,9 @@ def test_random_operators_draw_in_float64_what_they_drew_for_eager():
     trial = next(iter(refs.trials(1)))
     (expected,) = trial.outputs
     eager = refs._eager(refs.inputs(trial.draw), trial.draw.seed)
-    assert 0 < expected.error.max < 1e-5 and accuracy.check(eager, expected)[1] is None
+    assert 0 < expected.error.max < 1e-5 and error_budget.check(eager, expected)[1] is None
     other = refs._eager(refs.inputs(trial.draw), trial.draw.seed + 1)
-    assert accuracy.check(other, expected)[1] is not None
+    assert error_budget.check(other, expected)[1] is not None
 
 
 def test_random_operators_that_mix_their_draws_with_their_inputs_are_checked_against_seeded_eager():
@@ -226,7 +226,7 @@ def test_few_values_that_are_not_finite_may_be_eagers():
     (expected,) = trial.outputs
     assert expected.eager is not None
     right = function(refs.inputs(trial.draw)[0])
-    assert accuracy.check(right, expected)[1] is None
+    assert error_budget.check(right, expected)[1] is None
 
 
 def test_indices_may_differ_where_the_values_are_as_good():
@@ -348,7 +348,7 @@ def test_a_sign_of_zero_that_decides_a_value_is_seen(function, wrong):
         found = []
         for trial in refs.every_distribution():
             y = candidate(*refs.inputs(trial.draw))
-            error, text = accuracy.check(y, trial.outputs[0])
+            error, text = error_budget.check(y, trial.outputs[0])
             found.append(text is None or refs.look_again(trial, 0, y, error) is not None)
         assert all(found) is right
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from qimeng.envs.cost import memory_plan as plans
-from qimeng.envs.errors import accuracy, column_errors
+from qimeng.envs.errors import column_errors, error_budget
 from qimeng.envs.judge.reference import References
 from qimeng.envs.workers import tensor_bits
 from qimeng.program.verify import capture_spec
@@ -84,8 +84,8 @@ def test_what_is_refused_for_one_slice_passes_nothing_wrong(monkeypatch: pytest.
         (expected,) = trial.outputs
         wrong = expected.value.clone()
         wrong[-1, -1, -1, -1] += 1 + wrong[-1, -1, -1, -1].abs()
-        assert accuracy.check(expected.value, expected)[1] is None
-        assert accuracy.check(wrong, expected)[1] is not None
+        assert error_budget.check(expected.value, expected)[1] is None
+        assert error_budget.check(wrong, expected)[1] is not None
 
 
 class Held(DispatchMode):

@@ -1,6 +1,6 @@
 import torch
 
-from qimeng.envs.errors.accuracy import Expected
+from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.judge.trials import ALIKE, USES, Trial, TrialPool
 from qimeng.envs.workers.worker_setup import Draw
 

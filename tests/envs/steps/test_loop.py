@@ -479,6 +479,12 @@ def test_branches_share_the_budget_and_the_best(graph: OpGraph) -> None:
     assert session.ledger is branch.ledger and session.ledger.evaluations == 2
 
 
+def test_a_branch_may_let_a_library_compile_for_longer_than_the_budget_leaves(graph: OpGraph) -> None:
+    session = Session(fake_task(graph), Budget(seconds=0.0))
+    branch = session.fork(library_least_s=7.0)
+    assert (session.library_s(), branch.library_s(), branch.fork().library_s()) == (0.0, 7.0, 0.0)
+
+
 def test_a_clone_shares_nothing_that_changes(graph: OpGraph) -> None:
     session = started(graph)
     twin = session.clone()

@@ -12,7 +12,7 @@ from torch import nn
 from qimeng import IllegalAction, KernelSpec
 from qimeng.actions import check_action, legal_actions
 from qimeng.device import DEVICES
-from qimeng.envs.errors import accuracy
+from qimeng.envs.errors import error_budget
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.region_reference import RegionReference
 from qimeng.envs.steps.loop import optimize
@@ -133,7 +133,7 @@ def test_the_judge_refuses_codes_that_are_not_declared() -> None:
             candidate.load_state_dict(state)
             with torch.no_grad():
                 y = candidate(*references.inputs(trial.draw))
-            verdicts.append(accuracy.check(y, trial.expected[0])[1])
+            verdicts.append(error_budget.check(y, trial.expected[0])[1])
         assert len(verdicts) > 1 and (not any(verdicts)) is right
 
 
@@ -147,8 +147,8 @@ def test_each_region_is_judged_alone_in_fp8_too(tmp_path: Path) -> None:
     for region in program.called:
         reference = RegionReference(references, program, region, str(tmp_path))
         for number, expected in enumerate(reference.expected):
-            assert accuracy.check(expected.value.clone(), expected)[1] is None
+            assert error_budget.check(expected.value.clone(), expected)[1] is None
             wrong = expected.value.clone()
             wrong[0] *= 1.2
-            error, text = accuracy.check(wrong, expected)
+            error, text = error_budget.check(wrong, expected)
             assert text is not None and reference.look_again(number, wrong, error) is None, region.label()

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, field
 from math import prod
 
+from qimeng.coder.template.cuda.accesses import packed_sources, widest
 from qimeng.coder.template.cuda.emitter import Emitter, check_printable, decomposed, positions
 from qimeng.coder.template.cuda.ops import C_TYPE, compute_dtype, compute_type, is_float, needs_extremes
 from qimeng.coder.template.cuda.prelude import RESULTS, STATE_NAMES, prelude
@@ -22,11 +23,7 @@ from qimeng.coder.template.nest.contracted import beside_extreme
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.ir import is_wide
 from qimeng.family import Unsupported
-from qimeng.graph.opgraph import itemsize
 from qimeng.program.program import Implementation
-
-ACCESS_BYTES = 16
-"""Bytes of the widest access of a thread, which `cuda_aligned` asks for."""
 
 UNROLLED = 4
 """Accesses that a thread makes before it waits for the first of them."""
@@ -109,8 +106,8 @@ class _Printer:
 
     def print(self, inputs: int) -> str:
         """The CUDA text as a constant, its kernels, and the entry function."""
-        widest = self._widest()
-        versions = [self._version(v) for v in ((widest, 1) if widest > 1 else (1,))]
+        width = widest(self.plan)
+        versions = [self._version(v) for v in ((width, 1) if width > 1 else (1,))]
         kinds = [e.param for e in self.nest.reductions()]
         dtypes = [s.dtype for s in self.nest.sources] + [d for *_, d in self.nest.outputs]
         dtypes += [e.dtype for e in self.nest.exprs if e.op == "round"]
@@ -133,7 +130,7 @@ class _Printer:
         if len(versions) == 1:
             lines += [f"    {line.replace('DEVICE', device)}" for line in versions[0].launches]
         else:
-            packed = [self.loads.names[n] for n in sorted(self._packed_sources())]
+            packed = [self.loads.names[n] for n in sorted(packed_sources(self.plan))]
             wide, narrow = versions
             lines.append(f"    if cuda_aligned({', '.join(packed)}):")
             lines += [f"        {line.replace('DEVICE', device)}" for line in wide.launches]
@@ -141,46 +138,6 @@ class _Printer:
             lines += [f"        {line.replace('DEVICE', device)}" for line in narrow.launches]
         returned = ", ".join(f"y{i}" for i in range(len(self.nest.outputs)))
         return "\n".join([*lines, f"    return ({returned},)"]) + "\n"
-
-    def _packed_sources(self) -> set[int]:
-        return {
-            self.nest.sources[e.param].number
-            for e in self.nest.exprs
-            if e.op == "load" and not self.nest.sources[e.param].scalar and self._runs_along(self.nest.load_strides(e))
-        }
-
-    def _runs_along(self, strides: dict[int, int]) -> bool:
-        """Whether neighbouring elements of a row are neighbours in memory."""
-        return bool(self.plan.columns) and strides.get(self.plan.columns[-1][0][-1], 0) == 1
-
-    def _widest(self) -> int:
-        """Elements that a thread reads and writes in one access, a power of two; 1 where memory forbids more."""
-        if not self.plan.columns or not self.along_row:
-            return 1
-        tables = [(s, d) for s, d in self._accesses() if self._runs_along(s)]
-        if not tables:
-            return 1
-        vector = ACCESS_BYTES // max(itemsize(d) for _, d in tables)
-        inner = self.plan.columns[-1][0][-1]
-        extent = self.plan.columns[-1][1]
-        while vector > 1 and (
-            extent % vector or any(step % vector for s, _ in tables for a, step in self._group_steps(s) if a != inner)
-        ):
-            vector //= 2
-        return vector
-
-    def _group_steps(self, strides: dict[int, int]) -> list[tuple[int, int]]:
-        """Innermost axis of each group to its stride."""
-        groups = (*self.plan.rows, *self.plan.columns)
-        return [(g[-1], strides.get(g[-1], 0)) for g, _ in groups if g]
-
-    def _accesses(self) -> list[tuple[dict[int, int], str]]:
-        found = [
-            (self.nest.load_strides(e), e.dtype)
-            for e in self.nest.exprs
-            if e.op == "load" and not self.nest.sources[e.param].scalar
-        ]
-        return found + [(self.nest.output_strides(i), o[3]) for i, o in enumerate(self.nest.outputs)]
 
     # -- one width of access
 
@@ -229,7 +186,7 @@ class _Printer:
             if space in words:
                 params.append(f"unsigned char* __restrict__ {space}")
                 args.append(space)
-        full = f"{self.prefix}_{name}{'' if version.vector > 1 or self._widest() == 1 else '_narrow'}"
+        full = f"{self.prefix}_{name}{'' if version.vector > 1 or widest(self.plan) == 1 else '_narrow'}"
         threads = self.schedule.warps * 32
         version.kernels.append(
             f'\nextern "C" __global__ void __launch_bounds__({threads}) {full}({", ".join(params)}) {{\n'
@@ -499,4 +456,4 @@ def _state_bytes(e: Expr) -> int:
     return 16 if e.param in ("argmax", "argmin") else size * members[e.param]
 
 
-__all__ = ["ACCESS_BYTES", "MOST_HELD", "UNROLLED", "print_rows_cuda"]
+__all__ = ["MOST_HELD", "UNROLLED", "print_rows_cuda"]

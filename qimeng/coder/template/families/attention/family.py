@@ -9,9 +9,8 @@ from qimeng.coder.template.families.attention import words
 from qimeng.coder.template.families.attention.host import print_attention
 from qimeng.coder.template.families.attention.moves import moves
 from qimeng.coder.template.families.attention.plan import AttentionPlan, plan_attention
-from qimeng.coder.template.families.attention.schedule import AttentionSchedule
+from qimeng.coder.template.families.attention.schedule import LEAST, AttentionSchedule
 from qimeng.coder.template.families.attention.sweeps import default_schedule, guesses, needs
-from qimeng.coder.template.families.attention.tiles import LEAST, row_blocks
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs, Sample
@@ -67,7 +66,7 @@ class Attention(Family[AttentionPlan, AttentionSchedule]):
     def cost(self, plan: AttentionPlan, schedule: AttentionSchedule) -> Cost:
         """Tiles that overhang are computed whole; keys that nobody sees by their position are left out."""
         batch, rows, keys, depth, columns = plan.shape
-        blocks = row_blocks(plan, schedule)
+        blocks = schedule.row_blocks(plan.shape[1])
         padded = power_of_two(depth, LEAST) + power_of_two(columns, LEAST)
         done = blocks * schedule.block_m * -(-keys // schedule.block_n) * schedule.block_n * padded
         return Cost(

@@ -13,7 +13,7 @@ from qimeng.coder.template.families.attention.guard import flags_of, guard_body,
 from qimeng.coder.template.families.attention.kernel import Kernel
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
-from qimeng.coder.template.families.attention.tiles import Tiles, row_blocks
+from qimeng.coder.template.families.attention.tiles import Tiles
 from qimeng.coder.template.triton.aligned import ALIGNED
 from qimeng.coder.template.triton.emitter import without_unused
 from qimeng.coder.template.triton.rounding import ROUND
@@ -51,7 +51,7 @@ def print_attention(
     made = tiles.descriptors()
     launches += [f"{name} = {text}" for name, text in made.items()]
     body = kind(Tiles(plan, schedule, prefix)).lines()
-    count = batch * row_blocks(plan, schedule)
+    count = batch * schedule.row_blocks(plan.shape[1])
     text, launch = kernel_text(plan, f"{prefix}_attention", body, sizes, count * schedule.splits, options, kind.given)
     kernels.append(text)
     if schedule.splits > 1:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from qimeng.coder.template.families.attention.boxes import can_specialize, described
 from qimeng.coder.template.families.attention.plan import AttentionPlan
-from qimeng.coder.template.families.attention.schedule import AttentionSchedule
+from qimeng.coder.template.families.attention.schedule import LEAST, AttentionSchedule
 from qimeng.coder.template.families.attention.sweeps import sweep
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
@@ -19,8 +19,8 @@ from qimeng.family import MAX_ALTERNATIVES, Move
 AttentionMove = Move[AttentionPlan, AttentionSchedule]
 Found = tuple[AttentionSchedule, ...]
 
-LEAST, MOST = 16, 256
-"""The least and the most queries or keys of a tile that are tried."""
+MOST = 256
+"""The most queries or keys of a tile that are tried."""
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 """How products of fp32 operands can be computed."""

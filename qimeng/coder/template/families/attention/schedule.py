@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from qimeng.program.schedule import Schedule, count, family_field, power_of_two
 
+LEAST = 16
+"""The least side of an operand of a tensor core's product."""
+
 
 @dataclass(frozen=True)
 class AttentionSchedule(Schedule):
@@ -42,5 +45,9 @@ class AttentionSchedule(Schedule):
     descriptors: bool = False
     specialize: bool = False
 
+    def row_blocks(self, queries: int) -> int:
+        """Tiles of queries of one batch element."""
+        return -(-queries // self.block_m)
 
-__all__ = ["AttentionSchedule"]
+
+__all__ = ["LEAST", "AttentionSchedule"]

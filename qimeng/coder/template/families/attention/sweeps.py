@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from qimeng.coder.template.families.attention.boxes import described
 from qimeng.coder.template.families.attention.plan import AttentionPlan
-from qimeng.coder.template.families.attention.schedule import AttentionSchedule
-from qimeng.coder.template.families.attention.tiles import LEAST, row_blocks
+from qimeng.coder.template.families.attention.schedule import LEAST, AttentionSchedule
 from qimeng.coder.template.families.common import fast_by_default
 from qimeng.coder.template.nest.expr import reach
 from qimeng.coder.template.nest.sizes import power_of_two
@@ -103,7 +102,7 @@ def with_blocks(plan: AttentionPlan, schedule: AttentionSchedule, blocks: Blocks
 
 def shared(plan: AttentionPlan, schedule: AttentionSchedule, device: Device) -> AttentionSchedule:
     """`schedule` with the keys shared by so many programs that each multiprocessor has one, where keys are many."""
-    programs = plan.shape[0] * row_blocks(plan, schedule)
+    programs = plan.shape[0] * schedule.row_blocks(plan.shape[1])
     steps = -(-plan.shape[2] // schedule.block_n)
     return schedule.but(splits=max(1, min(device.sms // programs, steps // LEAST_STEPS)))
 

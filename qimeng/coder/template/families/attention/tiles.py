@@ -10,16 +10,13 @@ from dataclasses import dataclass, field
 
 from qimeng.coder.template.families.attention.boxes import described
 from qimeng.coder.template.families.attention.plan import AttentionPlan
-from qimeng.coder.template.families.attention.schedule import AttentionSchedule
+from qimeng.coder.template.families.attention.schedule import LEAST, AttentionSchedule
 from qimeng.coder.template.nest.axes import Dim
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.emitter import Emitter, Walk
 from qimeng.coder.template.triton.walks import spread
-
-LEAST = 16
-"""The least side of an operand of a tensor core's product."""
 
 
 @dataclass
@@ -49,7 +46,7 @@ class Tiles:
         self.at_columns = self._walk(self.plan.columns, "cn", "r", "column")
         self.overhangs = self.keys % self.schedule.block_n != 0
         self.steps = -(-self.keys // self.schedule.block_n)
-        self.row_blocks = row_blocks(self.plan, self.schedule)
+        self.row_blocks = self.schedule.row_blocks(self.plan.shape[1])
         self.boxes = described(self.plan) if self.schedule.descriptors else {}
 
     def _walk(self, atoms: Dim, index: str, side: str, stem: str) -> list[Walk]:
@@ -186,11 +183,6 @@ class Tiles:
         return [product, waits] if alone else [product]
 
 
-def row_blocks(plan: AttentionPlan, schedule: AttentionSchedule) -> int:
-    """Tiles of queries of one batch element."""
-    return -(-plan.shape[1] // schedule.block_m)
-
-
 def zeros(lines: Sequence[str], rows: str, columns: str) -> list[str]:
     """Vectors of 0 that give an access of `lines` a side that it does not walk."""
     text = "\n".join(lines)
@@ -198,4 +190,4 @@ def zeros(lines: Sequence[str], rows: str, columns: str) -> list[str]:
     return [f"{name} = tl.zeros({shape}, tl.int32)" for name, shape in shapes if name in text]
 
 
-__all__ = ["LEAST", "Tiles", "row_blocks", "zeros"]
+__all__ = ["Tiles", "zeros"]

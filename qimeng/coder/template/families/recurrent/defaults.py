@@ -8,8 +8,7 @@ about kernel text.
 from __future__ import annotations
 
 from qimeng.coder.template.families.recurrent.plan import RecurrentPlan
-from qimeng.coder.template.families.recurrent.printer import HELD
-from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
+from qimeng.coder.template.families.recurrent.schedule import HELD, RecurrentSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 

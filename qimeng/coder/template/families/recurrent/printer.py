@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from qimeng.coder.template.families.recurrent.plan import Part, Product, RecurrentPlan, accumulated
-from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
+from qimeng.coder.template.families.recurrent.schedule import HELD, RecurrentSchedule
 from qimeng.coder.template.nest.axes import strides_of
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.emitter import Emitter, without_unused
@@ -22,9 +22,6 @@ from qimeng.coder.template.triton.row_pieces import Pieces
 from qimeng.family import Unsupported
 from qimeng.graph.opgraph import row_major
 from qimeng.program.program import Implementation
-
-HELD = 64
-"""Values of weights that a thread holds from step to step, of 255 registers."""
 
 
 def print_recurrent(plan: RecurrentPlan, schedule: RecurrentSchedule, prefix: str) -> Implementation:
@@ -244,4 +241,4 @@ class _Printer:
         return "\n".join([head, *[f"    {line}" for line in lines], f"    return ({', '.join(outputs)},)"]) + "\n"
 
 
-__all__ = ["HELD", "print_recurrent"]
+__all__ = ["print_recurrent"]

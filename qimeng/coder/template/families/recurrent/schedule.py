@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from qimeng.program.schedule import Schedule, count, family_field, power_of_two
 
+HELD = 64
+"""Values of weights that a thread holds from step to step, of 255 registers."""
+
 
 @dataclass(frozen=True)
 class RecurrentSchedule(Schedule):
@@ -43,4 +46,4 @@ class RecurrentSchedule(Schedule):
         return 1
 
 
-__all__ = ["RecurrentSchedule"]
+__all__ = ["HELD", "RecurrentSchedule"]

@@ -1,7 +1,8 @@
 """The tile family in CUDA C++: its schedules, and the moves between them.
 
 Deals in form, rows a block, blocks a row and warps, the fields that the CUDA printer reads. Block sizes are first
-guesses by the arithmetic that their text gives; none was measured yet. Knows nothing about kernel text.
+guesses by the arithmetic that their text gives; none was measured yet. Asks the printer which schedules it takes, and
+knows nothing about the text that it gives.
 """
 
 from __future__ import annotations
