@@ -27,7 +27,11 @@ Overrides = Annotated[
 ]
 
 SHOWN = ("loss", "accuracy", "explained", "reward", "length", "score")
-SHARES = {"share at 5": "after 5 evaluations", "share at 10": "after 10 evaluations", "greedy": "by the greedy trajectory"}
+SHARES = {
+    "share at 5": "after 5 evaluations",
+    "share at 10": "after 10 evaluations",
+    "greedy": "by the greedy trajectory",
+}
 """Figures shown in a line of progress, if a phase has them."""
 
 
