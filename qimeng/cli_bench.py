@@ -44,7 +44,7 @@ app = typer.Typer(help="Benchmarks: run a suite, sum up stored rows, render tabl
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
-@app.command("kernelbench")
+@app.command("kernelbench", short_help="The same as run, for a checkout of KernelBench: --root FOLDER.")
 @app.command("run")
 def run(
     suite: Annotated[

@@ -128,13 +128,14 @@ def export(
 ) -> None:
     """Write the trees of a collection to one small file, for training and CI."""
     from qimeng.bench.collect import STORE
+    from qimeng.device import row_name
     from qimeng.planner.data.tree_file import write_trees
     from qimeng.store import Store
 
     if not (folder / STORE).is_file():
         raise QimengError(f"{folder} holds no collection ({STORE} is missing)")
     with Store(folder / STORE) as store:
-        w = write_trees(store, out, lambda tree: device in ("", tree.conditions.device), without_source)
+        w = write_trees(store, out, lambda tree: device in ("", row_name(tree.conditions.device)), without_source)
     print(
         f"{out}: {w.specs} specs, {w.trees} trees, {w.programs} programs, {w.evaluations} evaluations, {w.edges} "
         f"steps, {w.size / 2**20:.2f} MiB"

@@ -54,12 +54,15 @@ def serve(
     if find_spec("fastapi") is None or find_spec("uvicorn") is None:
         raise ServiceError("`qimeng serve` needs the extra `service`: pip install 'qimeng[service]'")
     from qimeng.cluster.gpus import ClusterError
+    from qimeng.device import device_named
     from qimeng.service.hosting import Settings
     from qimeng.service.limits import Limits
     from qimeng.service.server import Place, check_address, run
 
     if cluster and gpus:
         raise ClusterError("--gpus counts the GPUs of this machine; with --cluster, all of one --generation are used")
+    if device and not device.startswith("cuda"):
+        device_named(device)
     screen = console()
     tokens = _tokens(token_file, screen)
     check_address(host, tokens)

@@ -26,7 +26,12 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="A setting as NAME=VALUE, such as ppo.steps=2048. May be repeated.")
 ]
 
-SHOWN = ("loss", "accuracy", "explained", "reward", "length", "score", "share at 5", "share at 10", "greedy")
+SHOWN = ("loss", "accuracy", "explained", "reward", "length", "score")
+SHARES = {
+    "share at 5": "after 5 evaluations",
+    "share at 10": "after 10 evaluations",
+    "greedy": "by the greedy trajectory",
+}
 """Figures shown in a line of progress, if a phase has them."""
 
 
@@ -74,7 +79,9 @@ def train(
     screen.print("reading trees, capturing their specs", markup=False)
     sources = gather(settings, out, elsewhere=elsewhere)
     left = seconds - (time.monotonic() - began) if seconds else math.inf
-    screen.print(f"{sources.data}; times: {sources.times}; {len(sources.held_out)} trees held out", markup=False)
+    screen.print(
+        f"{sources.data}; times: {sources.times}; {len(sources.held_out)} trees held out", markup=False, soft_wrap=True
+    )
     try:
         with TrainDisplay(screen, settings.ppo.steps) as display:
             report = Run(settings, out, sources, display, left)()
@@ -180,10 +187,15 @@ def progress_line(phase: str, row: Mapping[str, float]) -> str:
     'ppo 128: reward 1.25, length 7, 40 evaluations, coverage 12%'
     >>> progress_line("imitation", {"epoch": 0.25, "loss": 0.5})
     'imitation 0.25: loss 0.5'
+    >>> progress_line("chance", {"share at 5": 0.5, "share at 10": 0.75, "greedy": 0.5})
+    'chance: of the best-known gain 50% after 5 evaluations, 75% after 10 evaluations, 50% by the greedy trajectory'
     """
     number = row.get("steps", row.get("epoch"))
     head = phase if number is None else f"{phase} {f'{number:.2f}'.rstrip('0').rstrip('.')}"
     shown = [f"{name} {row[name]:.3g}" for name in SHOWN if name in row]
+    shares = [f"{row[name]:.0%} {words}" for name, words in SHARES.items() if name in row]
+    if shares:
+        shown.append(f"of the best-known gain {', '.join(shares)}")
     if row.get("evaluations"):
         shown.append(f"{row['evaluations']:.0f} evaluations")
     if row.get("coverage", 1.0) < 1:

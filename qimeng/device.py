@@ -16,6 +16,9 @@ from pathlib import Path
 
 from qimeng.errors import DeviceError
 
+HERE = "(here)"
+"""What the name of a device ends with that is a GPU of this machine."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -96,7 +99,7 @@ class Device:
     @property
     def measured(self) -> bool:
         """True when this row describes a GPU in this machine, so that times can be measured."""
-        return self.name.endswith("(here)")
+        return self.name.endswith(HERE)
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,7 @@ def current_device() -> Device | None:
     row = next((r for r in same if r.name in label), same[0])
     return replace(
         row,
-        name=f"{row.name}(here)",
+        name=f"{row.name}{HERE}",
         arch=arch,
         capabilities=capabilities_of(kind, arch),
         sms=props.multi_processor_count,
@@ -245,6 +248,15 @@ def current_device() -> Device | None:
         shared_per_sm=getattr(props, "shared_memory_per_multiprocessor", row.shared_per_sm),
         registers_per_sm=getattr(props, "regs_per_multiprocessor", row.registers_per_sm),
     )
+
+
+def row_name(name: str) -> str:
+    """The name in the table of a device, be it measured or not.
+
+    >>> row_name("h200(here)"), row_name("b200")
+    ('h200', 'b200')
+    """
+    return name.removesuffix(HERE)
 
 
 def target_device() -> Device:
@@ -286,5 +298,6 @@ __all__ = [
     "current_device",
     "device_named",
     "driver_version",
+    "row_name",
     "target_device",
 ]

@@ -71,7 +71,10 @@ class Recipe:
         for number, step in enumerate(self.steps):
             program = self._apply(program, step, number)
         if self.identity == IDENTITY and self.program and program.digest != self.program:
-            raise ReplayError(f"the recipe leads to program {program.digest}, it was written for {self.program}")
+            raise ReplayError(
+                f"the recipe leads to program {program.digest} and was written for {self.program}: replay it on the "
+                "computation that was optimized, with the same names of parameters, shapes and dtypes"
+            )
         return program
 
     def _apply(self, program: Program, step: RecipeStep, number: int) -> Program:

@@ -131,6 +131,9 @@ def test_saved_results_are_read_again(result: Result, tmp_path: Path) -> None:
     torch.testing.assert_close(module(x), result.module(x))
     with pytest.raises(QimengError, match="holds no result"):
         ResultClass.load(tmp_path)
+    (folder / "result.json").write_text("{")
+    with pytest.raises(QimengError, match="is damaged or unfinished .* optimize again"):
+        ResultClass.load(folder)
 
 
 def test_a_saved_program_needs_nothing_of_this_library(result: Result, tmp_path: Path) -> None:

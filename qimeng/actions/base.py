@@ -7,7 +7,7 @@ Deals in the vocabulary's frame. Knows nothing about kernels or about any one fa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,12 +102,14 @@ class Kind(ABC):
             class that defines `check`; a subclass with a `check` of its own says so again.
         shared: whether what it does to a region happens to all equal ones, so that a large program
             (`qimeng.actions.large`) is offered it for one of them.
+        measured: options whose gain only a measurement tells: they are not offered where times are estimated.
     """
 
     name: str
     options: tuple[str, ...] = ("",)
     local: bool = False
     shared: bool = False
+    measured: Collection[str] = ()
 
     @abstractmethod
     def check(self, program: Program, action: Action, context: Context) -> None:

@@ -36,6 +36,7 @@ class Library(Kind):
 
     name = "library"
     options = ("", *CALLS)
+    measured = frozenset(CALLS)
     local = True
     shared = True
 

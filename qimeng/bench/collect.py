@@ -153,7 +153,9 @@ def specs_of(suite: Suite, only: str = "") -> tuple[Drawn, ...]:
     for number, problem in enumerate(problems_of(suite, only)):
         spec = problem.spec()
         if not spec.source:
-            raise SpecError(f"{problem.id}: its tree needs the spec's text; make it from a file or from source")
+            raise SpecError(
+                f"{problem.id}: its tree needs the spec's text: make it with KernelSpec.from_file or from_source"
+            )
         found.append(Drawn(spec, suite.name, 0, number))
     return tuple(found)
 

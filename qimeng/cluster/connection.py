@@ -51,6 +51,8 @@ def connect(address: str) -> ModuleType:
     if find_spec("ray") is None:
         raise ClusterError("a cluster needs Ray: pip install 'qimeng[cluster]'")
     host, _, port = address.rpartition(":")
+    if not host and address not in (LOCAL, "auto"):
+        raise ClusterError(f"{address!r} is no cluster: name one as HOST:PORT, auto or local")
     if address == LOCAL or host in HERE:
         os.environ.setdefault(LOOPBACK, "0")  # read when Ray is imported, as the next
         if _has_token():  # Ray itself does so for "auto" alone; to another machine a token goes when its owner says so
@@ -69,7 +71,7 @@ def connect(address: str) -> ModuleType:
     try:
         with _without_visible_devices(address != LOCAL):
             ray.init(address=address, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray passes on what the libraries in it raise
         raise _no_answer(address, error) from error
     return found
 
@@ -89,7 +91,7 @@ def _knock(address: str, host: str, port: str) -> None:
 
 
 def _no_answer(address: str, error: Exception) -> ClusterError:
-    why = str(error).strip().splitlines()[0]
+    why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     return ClusterError(
         f"no cluster answers at {address!r} ({why}); name one as HOST:PORT, start one with `ray start`, or use "
         "--cluster local. Where it wants a token, set RAY_AUTH_MODE=token (docs/cluster.md)"

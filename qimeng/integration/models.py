@@ -20,7 +20,7 @@ from qimeng.api import check_options, plan_and_code
 from qimeng.arguments import check_budget, check_callable, check_keywords, names_of
 from qimeng.device import Device
 from qimeng.envs.steps.result import Result
-from qimeng.envs.steps.setup import make_device
+from qimeng.envs.steps.setup import make_coder, make_device
 from qimeng.errors import QimengError, SpecError
 from qimeng.graph.capture import CaptureError
 from qimeng.integration.cache import ResultCache, cache_key
@@ -33,6 +33,7 @@ from qimeng.integration.profile import Visit, arguments, visits
 from qimeng.integration.record import PartReport, Record
 from qimeng.integration.settle import settle
 from qimeng.integration.variant import Variant
+from qimeng.planner import PLANNER, SEARCH, make_search
 from qimeng.planner.lm.disk_cache import version
 from qimeng.program.load import load_source
 from qimeng.program.program import Program
@@ -103,6 +104,8 @@ def optimize(
     parts = names_of("parts", parts)
     check_names(options)
     check_options(mode=mode, **options)
+    make_search(options.get("search", SEARCH), options.get("planner", PLANNER))  # a wrong name costs no capture
+    make_coder(options.get("coder", "template"))
     began, row = time.monotonic(), make_device(device)
     calls = _calls(example_inputs, kwargs)
     model = module if inplace else shared_copy(module)

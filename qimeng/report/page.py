@@ -69,7 +69,7 @@ def run_page(rows: Sequence[Row], file: Path) -> str:
         QimengError: there are no rows.
     """
     if not rows:
-        raise QimengError(f"{file} holds no rows")
+        raise QimengError(f"{file} holds no rows: name a folder of a result, or a file that `qimeng bench` wrote")
     found = runs.lines(rows)
     speedups = {"over PyTorch eager": [line.speedup or 0.0 if line.right else 0.0 for line in found]}
     compared = [line for line in found if line.over_compile is not None]

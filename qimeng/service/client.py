@@ -29,6 +29,8 @@ PATIENCE_S = 60.0
 BATCH, BATCH_BYTES = 64, 900_000
 """The most submissions of one request, and their characters: what the service takes by default (`Limits`)."""
 _PATH = "/v1/evaluations"
+ASKED = (Asked.CHECK, Asked.TIMING, Asked.FINAL)
+"""What the service may be asked."""
 FULL = "queue-full"
 """The reason of a refusal after which the same may be sent again, once others have ended."""
 
@@ -283,6 +285,8 @@ def _submission(
     written = candidate if isinstance(candidate, Candidate) else Candidate(_text(candidate), Form(form))
     if seconds is not None and not math.isfinite(seconds):  # JSON has no such number
         raise ValueError(f"seconds must be a number, got {seconds!r}")
+    if asked not in ASKED:
+        raise ValueError(f"asked must be one of {', '.join(a.value for a in ASKED)}, got {asked!r}")
     return Submission(reference_of(reference), written, Options(Asked(asked), tuple(compile_modes), seconds))
 
 
@@ -318,6 +322,8 @@ def _text(thing: str | Path | Any) -> str:
     """A text with a line break is taken as it is, other text as a path."""
     if isinstance(thing, str) and "\n" in thing:
         return thing
+    if not os.path.isfile(thing):
+        raise ServiceError(f"{str(thing)!r} is no file, and no text of several lines")
     with tokenize.open(thing) as file:  # in the encoding that it declares, without a byte order mark
         return file.read()
 

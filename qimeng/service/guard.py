@@ -65,7 +65,8 @@ class Guard:
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         client = self._tokens.client_of(token.strip()) if kind.lower() == "bearer" else None
         if client is None:
-            raise Refused(401, "unauthorized", "send the header `Authorization: Bearer TOKEN`")
+            why = "no client has this token" if token else "a token is missing"
+            raise Refused(401, "unauthorized", f"{why}: send `Authorization: Bearer TOKEN` with one of the service's")
         return client
 
     async def _body(self, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:

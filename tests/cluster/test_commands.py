@@ -45,6 +45,20 @@ def test_an_address_where_nobody_listens_is_refused(monkeypatch: pytest.MonkeyPa
         connect(f"127.0.0.1:{port}")
 
 
+def test_whatever_ray_raises_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: object) -> None:
+        raise KeyError("/proc/1/stat")
+
+    monkeypatch.setenv(connection.LOOPBACK, "0")
+    ray = pytest.importorskip("ray", reason="ray is not installed (the extra cluster)")
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ClusterError, match="KeyError: '/proc/1/stat'.*HOST:PORT"):
+        connect("auto")
+    with pytest.raises(ClusterError, match="'foo' is no cluster: name one as HOST:PORT, auto or local"):
+        connect("foo")
+
+
 def test_which_gpus_this_process_sees_is_told_to_no_other_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str | None] = []
 

@@ -130,6 +130,15 @@ def test_an_installed_package_adds_its_kind(tmp_path: Path) -> None:
 def test_what_a_document_links_to_is_there(path: Path) -> None:
     text = _BLOCK.sub("", path.read_text())
     assert not [link for link in _LINK.findall(text) if not (path.parent / link).exists()]
+    sections = re.findall(r"\]\(([\w./-]*\.md|)#([\w-]+)\)", text)
+    assert not [name for file, name in sections if name not in _sections(path.parent / file if file else path)]
+
+
+@cache
+def _sections(path: Path) -> set[str]:
+    """What links call the sections of a document."""
+    heads = re.findall(r"^#+ (.+)$", _BLOCK.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))

@@ -140,6 +140,9 @@ def test_a_second_process_takes_programs_from_the_cache(tmp_path: Path, monkeypa
         ({"example_inputs": [(X,)], "kwargs": {"mask": X}}, "kwargs go with one call"),
         ({"example_inputs": (X,), "seconds": float("nan")}, "seconds must be a number from 0 on, got nan"),
         ({"example_inputs": (X,), "parts": ["nothing"]}, "fits no submodule"),
+        ({"example_inputs": (X,), "seconds": 1, "planner": "x"}, "unknown planner 'x'"),
+        ({"example_inputs": (X,), "seconds": 1, "search": "x"}, "unknown search 'x'"),
+        ({"example_inputs": (X,), "seconds": 1, "coder": "x"}, "unknown coder 'x'"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

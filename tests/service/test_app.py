@@ -60,8 +60,12 @@ def refused(answer: Any, status: int, reason: str) -> str:
 
 
 def test_only_those_with_a_token_may_ask(server: Server) -> None:
-    for headers in ({}, {"Authorization": "Bearer " + "c" * 20}, {"Authorization": f"Basic {ANNA}"}):
-        refused(server.http.post(PATH, headers=headers, json=body("right")), 401, "unauthorized")
+    for headers, why in (
+        ({}, "a token is missing"),
+        ({"Authorization": "Bearer " + "c" * 20}, "no client has this token"),
+        ({"Authorization": f"Basic {ANNA}"}, "send `Authorization: Bearer TOKEN`"),
+    ):
+        assert why in refused(server.http.post(PATH, headers=headers, json=body("right")), 401, "unauthorized")
         refused(server.http.get("/v1/metrics", headers=headers), 401, "unauthorized")
         refused(server.http.get("/openapi.json", headers=headers), 401, "unauthorized")
     assert server.http.get("/v1/health").json() == {"status": "ok"}

@@ -68,6 +68,10 @@ def test_what_cannot_be_sent_is_an_error_before_it_is(client: EvaluationClient, 
         EvaluationClient(address.removeprefix("http://"), TOKEN)
     with pytest.raises(ValueError, match="seconds must be a number, got nan"):
         client.submit(REFERENCE, "right\n", seconds=float("nan"))
+    with pytest.raises(ValueError, match="asked must be one of check, timing, final, got 'speed'"):
+        client.submit(REFERENCE, "right\n", asked="speed")
+    with pytest.raises(ServiceError, match="'none.py' is no file, and no text of several lines"):
+        client.submit(REFERENCE, "none.py")
 
 
 def test_files_are_read_as_python_reads_them(tmp_path: Path) -> None:

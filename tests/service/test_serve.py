@@ -65,6 +65,9 @@ def test_the_command_refuses_what_is_open_to_all(
         main(["serve", "--host", "0.0.0.0"])
     assert ended.value.code == 2
     assert "use --token-file [service]" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--device", "zz"])
+    assert ended.value.code == 2 and "unknown device 'zz'; known: " in capsys.readouterr().err
 
 
 @pytest.mark.slow

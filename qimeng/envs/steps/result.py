@@ -291,7 +291,9 @@ class Result:
                 environment=data.get("environment", {}),
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise QimengError(f"{path} holds no result: {type(error).__name__}: {error}") from None
+            raise QimengError(
+                f"the result in {path} is damaged or unfinished ({type(error).__name__}: {error}); optimize again"
+            ) from None
 
 
 def outcome_text(step: Step, kept: bool = False) -> str:

@@ -144,6 +144,8 @@ class Session:
         if key not in legal:
             legal[key] = legal_actions(program, self.task.context, self.ledger.faults)
         found = [a for a in legal[key] if a not in self.state.masked and a.kind not in self.ledger.reported]
+        if self.task.estimated:
+            found = [a for a in found if a.param not in kind_named(a.kind).measured]
         ordered = order_actions(found, program, self.state.evaluation, self.task.context.device)
         return within_limit(ordered), max(0, len(ordered) - MAX_ACTIONS)
 

@@ -16,6 +16,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
+from qimeng.device import row_name
 from qimeng.errors import IllegalAction
 from qimeng.interfaces import Action, Coder, Patch
 from qimeng.interfaces.records import PatchRecord
@@ -48,7 +49,7 @@ def closed(tree: Tree, start: Program, coder: str | Coder = "template", most: in
     from qimeng.actions import Context
     from qimeng.envs.steps.setup import make_coder, make_device
 
-    context = Context(make_device(tree.conditions.device.removesuffix("(here)")), make_coder(coder), tree.mode)
+    context = Context(make_device(row_name(tree.conditions.device)), make_coder(coder), tree.mode)
     programs = programs_of(tree, start)
     goals = _Goals((programs[d] for d in sorted(tree.telling) if d in programs), programs.values())
     waiting, left = deque(programs.values()), most

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from qimeng.device import row_name
 from qimeng.errors import QimengError
 from qimeng.interfaces import Evaluation
 from qimeng.planner.data.overlap import Signatures, reserved, signatures_of
@@ -164,7 +165,7 @@ def export_dataset(trees: Iterable[Tree], out: Path, licence: str = "apache-2.0"
     conditions = [tree.conditions for tree, _ in some.values()]
     found_in = Exported(
         rows,
-        Counter(c.device.removesuffix("(here)") + (", estimated" if c.estimated else "") for c in conditions),
+        Counter(row_name(c.device) + (", estimated" if c.estimated else "") for c in conditions),
         Counter(f"{name} {version}" for c in conditions for name, version in c.versions),
         left_out,
         unknown,
@@ -204,7 +205,7 @@ def _trees(some: Some) -> Iterator[dict[str, Any]]:
         yield {
             "tree": digest,
             "spec": c.spec,
-            "device": c.device.removesuffix("(here)"),
+            "device": row_name(c.device),
             "mode": c.mode,
             "estimated": c.estimated,
             "versions": [{"name": name, "version": version} for name, version in c.versions],

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from qimeng.device import row_name
 from qimeng.envs.steps.caching import FINAL, ReplayCoder, ReplayEvaluator
 from qimeng.errors import QimengError, ReplayError
 from qimeng.interfaces import Action, Coder, Evaluation
@@ -268,7 +269,7 @@ class Tree:
 
         spec, start = self.spec(), start or self.start()
         tree = self if current else self.today(start)
-        device = make_device(self.conditions.device.removesuffix("(here)"))
+        device = make_device(row_name(self.conditions.device))
         context = Context(device, tree.coder(make_coder(coder)), self.mode)
         reference = partial(spec.module, "cpu")
         return Task(start, context, tree.evaluator(), self.conditions, spec.name, reference=reference)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from qimeng.device import row_name
 from qimeng.planner.data.tree import Tree, TreeError
 from qimeng.planner.data.tree_store import trees_of
 from qimeng.store import Store
@@ -64,9 +65,15 @@ def write_trees(
     Raises:
         TreeError: nothing is left to write.
     """
-    chosen = [replace(t, source="") if t.family in without_source else t for t in trees_of(store) if keep(t)]
+    found = list(trees_of(store))
+    chosen = [replace(t, source="") if t.family in without_source else t for t in found if keep(t)]
     if not chosen:
-        raise TreeError(f"{store.path} holds no tree of a drawn spec that is wanted")
+        devices = ", ".join(sorted({row_name(t.conditions.device) for t in found}))
+        raise TreeError(
+            f"{store.path} holds no tree that is wanted: its {len(found)} trees are of {devices}"
+            if found
+            else f"{store.path} holds no tree of a spec with a source: collect some with `qimeng collect`"
+        )
     return put_trees(chosen, path)
 
 

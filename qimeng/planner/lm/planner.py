@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qimeng.device import row_name
 from qimeng.envs.steps.state import STOP
 from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.errors import WeightsError
@@ -121,7 +122,7 @@ class LanguageModelPlanner(ValuingPlanner):
         return [_going_on(o, found[i]) for i, o in enumerate(observations)]
 
     def _read(self, observation: Observation) -> dict[str, np.ndarray]:
-        self._warn(observation.device.name.removesuffix("(here)"))
+        self._warn(row_name(observation.device.name))
         return self.model.reader.arrays(observation)
 
     def _look(self, rows: Sequence[dict[str, np.ndarray]]) -> list[tuple[list[float], float]]:
@@ -139,7 +140,7 @@ class LanguageModelPlanner(ValuingPlanner):
 
     def _warn(self, device: str) -> None:
         """Say once that this device is new to the planner, where that is known."""
-        known = {name.removesuffix("(here)") for name in self.model.devices}
+        known = {row_name(name) for name in self.model.devices}
         if known and device not in known | self._warned:
             self._warned.add(device)
             warnings.warn(

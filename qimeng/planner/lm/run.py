@@ -160,7 +160,7 @@ class Run:
         report.parameters, report.trained = sum(n for n, _ in sizes), sum(n for n, wanted in sizes if wanted)
         report.coverage = self.sources.offer.coverage if self.sources.offer else 1.0
         if self.sources.held_out:
-            report.shares["trained"] = self._final("trained", model)
+            report.shares["trained"] = self._final("trained", LanguageModelPlanner(model))
         report.seconds = time.monotonic() - self.began
         card = Card(report.data, report.times, report.reward, report.figures())
         save(model, self.out, card)
@@ -179,13 +179,14 @@ class Run:
         examples = s.examples
         model = start_model(config, s)
         if s.held_out:
-            self.report.shares["chance"] = mean_shares(Chance(), s.held_out, FINAL_EVALUATIONS, FINAL_SEEDS)
-            self._log("chance", self.report.shares["chance"])
-            self.report.shares["untrained"] = self._final("untrained", model)
+            self.report.shares["chance"] = self._logged("chance") or self._final("chance", Chance())
+            self.report.shares["untrained"] = self._logged("untrained") or self._final(
+                "untrained", LanguageModelPlanner(model)
+            )
         if examples and config.imitation.epochs:
             self._imitate(model, examples)
             if s.held_out:
-                self.report.shares["imitated"] = self._final("imitated", model)
+                self.report.shares["imitated"] = self._final("imitated", LanguageModelPlanner(model))
         if config.value.episodes and config.ppo.steps and s.offer is not None:  # live episodes would cost evaluations
             offer = Offer(s.offer.stored)
             env = make_environment(model, s.tasks, config.ppo.max_steps, self._reward(), offer)
@@ -224,10 +225,18 @@ class Run:
 
         return Validation(score, self.config.validate_every, self.config.patience)
 
-    def _final(self, name: str, model: PlannerModel) -> dict[str, float]:
-        found = mean_shares(LanguageModelPlanner(model), self.sources.held_out, FINAL_EVALUATIONS, FINAL_SEEDS)
+    def _final(self, name: str, planner: Chance | LanguageModelPlanner) -> dict[str, float]:
+        found = mean_shares(planner, self.sources.held_out, FINAL_EVALUATIONS, FINAL_SEEDS)
         self._log(name, found)
         return found
+
+    def _logged(self, name: str) -> dict[str, float]:
+        """What `_final` found before the run was killed; empty where it did not come so far."""
+        log = self.out / "progress.jsonl"
+        lines = log.read_text().splitlines() if log.is_file() else []
+        whole = (line for line in lines if line.startswith(f'{{"phase": "{name}"') and line.endswith("}"))
+        found = json.loads(next(whole, "{}"))
+        return {key: value for key, value in found.items() if key.startswith("share at ") or key in ("area", "greedy")}
 
     def _reward(self) -> Reward:
         return make_reward(self.config.reward, self.config.coverage)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from qimeng.device import Device
+from qimeng.device import Device, row_name
 from qimeng.envs.steps.setup import make_device
 from qimeng.envs.steps.task import Task
 from qimeng.planner.data.generate import draw_many
@@ -204,7 +204,7 @@ def _of_device(trees: Sequence[Tree], wanted: str) -> list[Tree]:
     kinds = sorted({(t.conditions.device, t.conditions.estimated) for t in trees})
     names = [f"{device}{' (estimated)' if estimated else ''}" for device, estimated in kinds]
     if wanted:
-        kinds = [k for k in kinds if wanted in (k[0], k[0].removesuffix("(here)"))]
+        kinds = [k for k in kinds if wanted in (k[0], row_name(k[0]))]
     if len(kinds) != 1:
         said = f"no trees of {wanted!r}" if wanted and not kinds else f"trees of {len(kinds)} devices; name one"
         raise TrainingError(f"{said}: the files hold {', '.join(names) or 'none'}")
@@ -213,7 +213,7 @@ def _of_device(trees: Sequence[Tree], wanted: str) -> list[Tree]:
 
 def _judging(name: str) -> Device:
     """The device of that name as it is judged here."""
-    return make_device(name.removesuffix("(here)"))
+    return make_device(row_name(name))
 
 
 __all__ = ["ANSWERED", "IMITATED", "Sources", "describe_trees", "gather", "split", "within"]

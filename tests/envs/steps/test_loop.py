@@ -468,6 +468,16 @@ def test_estimated_times_say_so_wherever_they_are_told(graph: OpGraph) -> None:
     assert "| ms, estimated |" in result.report() and "measured" not in result.report()
 
 
+def test_what_only_a_measurement_can_judge_is_not_offered_on_estimates(graph: OpGraph) -> None:
+    def options(estimated: bool) -> set[str]:
+        task = fake_task(graph, FakeEvaluator(estimated=estimated))
+        session = Session(replace(task, conditions=replace(task.conditions, estimated=estimated)), Budget())
+        session.begin()
+        return {a.param for a in session.offered()[0] if a.kind == "library"}
+
+    assert "inductor" in options(False) and not options(True)
+
+
 # ---- branches
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from qimeng.bench.collect import STORE, merge, put_drawn, read_texts
 from qimeng.bench.explore import Explored, explore
+from qimeng.cli_collect import export
 from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
@@ -37,12 +38,12 @@ from qimeng.testing import FakeCoder, FakeEvaluator, fake_task
 LITTLE = Bytes(1 << 12, 1 << 14)
 
 
-def fake(drawn: Drawn, store: Store) -> Task:
+def fake(drawn: Drawn, store: Store, device: str = "h200") -> Task:
     def wrong(program: Program) -> str | None:
         return "off by one " * 100 if len(program.regions) == 2 and "triton" in program.source else None
 
     task = fake_task(capture_spec(drawn.spec, verify=False))
-    conditions = Conditions(drawn.spec.digest, "h200", drawn.spec.mode, versions=(("evaluator", "fake"),))
+    conditions = Conditions(drawn.spec.digest, device, drawn.spec.mode, versions=(("evaluator", "fake"),))
     judge = CachingEvaluator(FakeEvaluator(wrong=wrong), store, conditions)
     return replace(task, conditions=conditions, evaluator=judge)
 
@@ -266,10 +267,20 @@ def test_some_trees_only(store: Store, tmp_path: Path) -> None:
     chosen = min(families)
     write_trees(store, tmp_path / "some.xz", lambda tree: tree.family == chosen)
     assert {t.family for t in read_trees(tmp_path / "some.xz")} == {chosen}
-    with pytest.raises(TreeError, match="holds no tree"):
+    with pytest.raises(TreeError, match="holds no tree that is wanted: its .* trees are of h200"):
         write_trees(store, tmp_path / "none.xz", lambda tree: False)
-    with pytest.raises(TreeError, match="holds no tree"):
+    with pytest.raises(TreeError, match="holds no tree of a spec with a source"):
         write_trees(Store(), tmp_path / "none.xz")
+
+
+def test_trees_that_were_measured_are_exported_by_the_name_of_their_device(tmp_path: Path) -> None:
+    drawn = draw(11, 0, LITTLE)
+    with Store(tmp_path / "store.sqlite") as made:
+        put_drawn(made, drawn)
+        row = Explored(drawn.spec.digest, drawn.spec.name, drawn.family, 11, 0, "h200(here)", asked=2)
+        explore(fake(drawn, made, "h200(here)"), row, made, seconds=20.0)
+    export(tmp_path, tmp_path / "trees.xz", device="h200", without_source=[])
+    assert [t.conditions.device for t in read_trees(tmp_path / "trees.xz")] == ["h200(here)"]
 
 
 def test_a_text_that_is_not_ours_is_left_out_and_put_back(store: Store, file: Path, tmp_path: Path) -> None:

@@ -124,6 +124,8 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
     assert rows == [pytest.approx({k: v for k, v in row.items() if k != "seconds"}) for row in whole]
     assert all(torch.equal(weights(tmp_path / "run")[n], p) for n, p in weights(trained).items())
     assert not (tmp_path / "run" / "imitation.pt").exists()
+    log = [json.loads(line)["phase"] for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
+    assert log.count("chance") == log.count("untrained") == 1, "what was compared before is not compared again"
 
 
 def test_a_run_whose_time_is_up_is_finished_as_it_stands(trees_file: Path, settings: Path, tmp_path: Path) -> None:
