@@ -35,6 +35,10 @@ NICENESS = "RAY_worker_niceness"
 """Ray runs its workers, and so the judges, at a priority so low (15) that any other program of the machine holds them
 up; at 0 they are like the processes of a local pool. What compiles lowers its own."""
 
+UV_HOOK = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
+"""Set to 0, Ray does not look whether a process above this one is `uv run`. It fails where a sandbox hides those, and
+there is no need: qimeng is installed on every machine of a cluster."""
+
 
 def connect(address: str) -> ModuleType:
     """Connect to a cluster; where this process is connected already, it stays so.
@@ -57,6 +61,7 @@ def connect(address: str) -> ModuleType:
         os.environ.setdefault(LOOPBACK, "0")  # read when Ray is imported, as the next
         if _has_token():  # Ray itself does so for "auto" alone; to another machine a token goes when its owner says so
             os.environ.setdefault(AUTH_MODE, "token")
+    os.environ.setdefault(UV_HOOK, "0")
     if host:
         _knock(address, host, port)
     import ray

@@ -64,6 +64,7 @@ def test_which_gpus_this_process_sees_is_told_to_no_other_machine(monkeypatch: p
 
     def init(**options: object) -> None:
         seen.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        assert os.environ[connection.UV_HOOK] == "0", "Ray looks at no process above this one"
 
     monkeypatch.setenv(connection.LOOPBACK, "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
