@@ -36,6 +36,7 @@ from qimeng.graph.loops.writes import concatenated
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.padding import as_without_gradients
 from qimeng.graph.replaced import written_into
+from qimeng.graph.stand_ins import OtherFunctions
 from qimeng.graph.structure import Structure, UnknownStructure, structure_of
 from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.returned import opened
@@ -355,7 +356,7 @@ def _export(module: torch.nn.Module, inputs: tuple[Any, ...], experts: Visits | 
     with warnings.catch_warnings(), _quiet("torch.fx.experimental.symbolic_shapes"), _unchecked_distributions():
         warnings.simplefilter("ignore")
         try:
-            with _DataDetached(), experts or contextlib.nullcontext():
+            with _DataDetached(), OtherFunctions(), experts or contextlib.nullcontext():
                 exported = torch.export.export(module, inputs, strict=False)
             others = _join_buffers(exported, module)
             known = _rename_state(exported, {name: _spelled(name) for name in _state_names(exported)})

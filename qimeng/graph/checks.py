@@ -13,8 +13,9 @@ import dis
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -30,8 +31,8 @@ Site = tuple[tuple[str, int, int], ...]
 """File, line and column of a place, then of where its function was called: a helper that checks serves many places.
 (No instruction: Python executes a call by others once it is warm.)"""
 
-Answer = Callable[[Site, torch.Tensor], bool | None]
-"""Whether the tensor asked for there counts as true; None for its own value."""
+Answer = Callable[[Site, torch.Tensor, CodeType], bool | None]
+"""Whether the tensor that code asks for there counts as true; None for its own value."""
 
 MOST = 32
 """Most places that are tried; each takes a run of the module."""
@@ -62,21 +63,43 @@ class _Truths(TorchFunctionMode):
         self.answer = answer
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame = sys._getframe(1)
         if func in _TRUTHS and (func is not torch.Tensor.item or args[0].dtype is torch.bool):
-            found = self.answer(_site(sys._getframe(1)), args[0])
+            found = self.answer(_site(frame), args[0], frame.f_code)
             if found is not None:
                 return found
         elif func is torch._assert and isinstance(args[0], torch.Tensor):  # what it calls does not come here again
-            found = self.answer(_site(sys._getframe(1)), args[0])
+            found = self.answer(_site(frame), args[0], frame.f_code)
             if found is not None:
                 assert found, args[1]
                 return None
+        elif isinstance(func, FunctionType) and func.__module__ == torch.nn.functional.__name__:
+            with self:  # such a function may check values itself
+                return _body(func)(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def _site(frame: FrameType | None) -> Site:
-    """The nearest place in code that is not PyTorch's, and the one that called its function, if that is not either."""
+@lru_cache
+def _body(function: FunctionType) -> FunctionType:
+    """One of `torch.nn.functional`, which a mode sees from the inside: it does not hand its call to the mode first."""
+    space = function.__globals__
+    plain = {name: lambda *_: False for name in space if name.startswith("has_torch_function")}
+    body = FunctionType(
+        function.__code__, {**space, **plain}, function.__name__, function.__defaults__, function.__closure__
+    )
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
+def _site(asker: FrameType) -> Site:
+    """The nearest place in code that is not PyTorch's, and the one that called its function, if that is not either.
+
+    Where there is PyTorch's code alone, in a loss of `torch.nn` for one, the place that asks.
+    """
+    frame: FrameType | None = asker
     while frame is not None and not _is_others(frame):
+        if frame.f_code.co_filename == __file__ and frame.f_code is not _Truths.__torch_function__.__code__:
+            return (_place(asker),)
         frame = frame.f_back
     if frame is None:
         return ()
@@ -105,7 +128,7 @@ def checks_of(spec: KernelSpec) -> dict[Site, Check]:
     """
     seen: dict[Site, bool | None] = {}
 
-    def note(site: Site, tensor: torch.Tensor) -> None:
+    def note(site: Site, tensor: torch.Tensor, asker: CodeType) -> None:
         value = bool(tensor)
         seen[site] = value if seen.get(site, value) == value else None  # now this, now that: no check
 
@@ -114,25 +137,27 @@ def checks_of(spec: KernelSpec) -> dict[Site, Check]:
     found = {}
     for site, value in list(seen.items())[:MOST]:
         if value is not None and site:
-            error = _run(spec, _once(site, not value))
-            if error is not None and _is_raised(error):
+            once = _Once(site, not value)
+            error = _run(spec, once)
+            if error is not None and _is_raised(error, once.asker):
                 known = type(error).__name__ if vars(builtins).get(type(error).__name__) is type(error) else ""
                 text = str(error) if known else f"{type(error).__name__}: {error}"
                 found[site] = Check(value, known or "RuntimeError", (text.splitlines() or [""])[0])
     return found
 
 
-def _once(site: Site, value: bool) -> Answer:
-    """The answer `value` at `site`, to the first question."""
-    asked: list[Site] = []
+class _Once:
+    """The answer `value` at `site`, to the first question; remembers the code that asked."""
 
-    def answer(here: Site, tensor: torch.Tensor) -> bool | None:
-        if here != site or asked:
+    def __init__(self, site: Site, value: bool):
+        self.site, self.value = site, value
+        self.asker: CodeType | None = None
+
+    def __call__(self, here: Site, tensor: torch.Tensor, asker: CodeType) -> bool | None:
+        if here != self.site or self.asker is not None:
             return None
-        asked.append(here)
-        return value
-
-    return answer
+        self.asker = asker
+        return self.value
 
 
 def _run(spec: KernelSpec, answer: Answer) -> Exception | None:
@@ -148,14 +173,17 @@ def _run(spec: KernelSpec, answer: Answer) -> Exception | None:
     return None
 
 
-def _is_raised(error: Exception) -> bool:
-    """Whether a statement of the module's code raised it (or PyTorch's functions for assertions did)."""
+def _is_raised(error: Exception, asker: CodeType | None) -> bool:
+    """Whether a statement of the module's code raised it, PyTorch's functions for assertions did, or who asked."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None or (_is_torch(trace.tb_frame) and trace.tb_frame.f_globals["__name__"] != "torch"):
+    if trace is None:
         return False
-    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    frame = trace.tb_frame
+    if _is_torch(frame) and frame.f_globals["__name__"] != "torch" and frame.f_code is not asker:
+        return False
+    return frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def hold(module: torch.nn.Module, checks: Mapping[Site, Check]) -> None:
@@ -168,7 +196,7 @@ def hold(module: torch.nn.Module, checks: Mapping[Site, Check]) -> None:
         conditions: list[torch.Tensor] = []
         held: list[Check] = []
 
-        def answer(site: Site, tensor: torch.Tensor) -> bool | None:
+        def answer(site: Site, tensor: torch.Tensor, asker: CodeType) -> bool | None:
             if site not in checks:
                 return None
             conditions.append(tensor)

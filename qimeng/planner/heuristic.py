@@ -151,11 +151,15 @@ class HeuristicPlanner(Planner):
         return None
 
     def _lowering(self, o: Observation, library: bool) -> Action | None:
-        """Products first, then by time; those that the library is fast at only where `library` says so."""
-        tried = tried_before(o)
+        """Products first, unless they take hardly any of the time, then by time.
+
+        Those that the library is fast at only where `library` says so.
+        """
+        tried, times = tried_before(o), o.evaluation.region_ms if o.evaluation else {}
+        least = SMALL_SHARE * sum(times.values())
         waiting = {a: o.program.region(a.regions[0]) for a in o.actions if a.kind == "lowering" and a not in tried}
         chosen = [a for a, r in waiting.items() if library or not (has_product(r) and library_first(o, [r]))]
-        products = [a for a in chosen if has_product(waiting[a])]
+        products = [a for a, r in waiting.items() if a in chosen and has_product(r) and times.get(r.id, least) >= least]
         return next(iter(by_time(o, products or chosen)), None)
 
     def _late_fusion(self, o: Observation) -> Action | None:

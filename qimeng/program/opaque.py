@@ -15,7 +15,7 @@ from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
 from qimeng.spec.origin import ExampleOrigin, FunctionModule, SourceOrigin, init_arguments, seeded
 
-NOTE = '"""Left on PyTorch as it is: this computation could not be captured as a graph."""\n'
+NOTE = '"""Left on PyTorch as it is; the notes of the result say why."""\n'
 
 
 def opaque_program(spec: KernelSpec) -> Program:
@@ -36,7 +36,7 @@ def _from_text(spec: KernelSpec) -> str:
         name += "_"
     space = spec.origin.namespace
     text = f"{_renamed(spec.source, 'Model', name).rstrip()}\n\n\n"
-    doc = '"""The reference, made with its own arguments; this computation could not be captured as a graph."""'
+    doc = '"""The reference, made with its own arguments; the notes of the result say why it is left as it is."""'
     made, body = f"{name}({_ARGUMENTS})", _finishing(spec, "made") + ["return made"]
     head = ["def Model(*unused, **ignored):", f"    {doc}"]
     if isinstance(space.Model, type):

@@ -40,6 +40,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x, w: (x * w / w) % 1.0,
         (torch.round(ROWS * 100), torch.arange(3.0, 31.0, 7)[:, None]),
     ),
+    "deviation of large numbers, by several programs": (
+        lambda x: x.std(0),
+        (torch.arange(455.0).mul(0.618034).remainder(1).view(65, 7) * 4 + 1e6,),
+    ),
     "bfloat16 sum in the middle": (lambda x: (x.bfloat16() * 0.1).exp().float().sum(-1), (ROWS,)),
 }
 """Function and inputs."""

@@ -95,6 +95,20 @@ def test_errors_of_functions_stay(
         model(wrong)
 
 
+def gaussian(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gaussian_nll_loss(x.sin(), x.cos(), x)
+
+
+@pytest.mark.parametrize("computation", [gaussian, torch.nn.GaussianNLLLoss()])
+def test_checks_in_functions_and_modules_of_pytorch_are_checks(computation: Callable[..., Any]) -> None:
+    variance = X + 0.1
+    before = () if computation is gaussian else (X.sin(), X.cos())
+    model = Program.start(capture_spec(KernelSpec.of(computation, (*before, variance)))).load().Model()
+    torch.testing.assert_close(model(*before, variance), computation(*before, variance))
+    with pytest.raises(ValueError, match="^var has negative entry"):
+        model(*before, -variance)
+
+
 @pytest.mark.parametrize("function", [branches, branch_that_fails, both])
 def test_a_branch_that_computes_something_else_is_no_check(function: Callable[..., Any]) -> None:
     assert len(checks_of(KernelSpec.of(function, (X,)))) == (function is both)

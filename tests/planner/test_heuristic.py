@@ -58,6 +58,23 @@ def test_special_functions_are_tried_once_where_memory_does_not_bind_the_kernel(
     assert choose(seen(quick, 0.6, fast)).kind not in ("special", "stop"), "nor is it taken back"
 
 
+def test_a_product_that_takes_hardly_any_time_is_lowered_after_what_takes_it():
+    """As the one of a recurrent layer is, beside the loop over its steps."""
+    program = Program.start(capture(lambda: Module(lambda x, w: (x.cumsum(1) @ w).cumsum(0)), lambda: (
+        torch.empty(64, 64), torch.empty(64, 64)
+    )))  # fmt: skip
+    scan, product, _ = (region.id for region in program.regions)
+    actions = tuple(a for a in legal_actions(program, CONTEXT) if a.kind in ("lowering", "stop"))
+
+    def chosen(of_scan: float, of_product: float) -> Action:
+        times = dict.fromkeys((r.id for r in program.regions), 0.001) | {scan: of_scan, product: of_product}
+        found = Evaluation(Gate.PASSED, timing=Timing(1.0), eager=Timing(1.0), region_ms=times)
+        return HeuristicPlanner().choose(Observation(program, actions, found, 1.0, 1.0, (), CONTEXT.device))
+
+    assert chosen(1.0, 0.003) == Action("lowering", (scan,))
+    assert chosen(1.0, 0.3) == Action("lowering", (product,))
+
+
 @pytest.mark.parametrize("function", [torch.relu, lambda x: x / torch.sqrt((x * x).sum(1, keepdim=True))])
 def test_without_special_functions_they_are_not_tried(function):
     program = lowered(function)

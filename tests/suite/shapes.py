@@ -123,8 +123,22 @@ def max_pool_positions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 @problem("windows of nothing but the least value", lambda: (torch.full((1, 2, 5, 6), -torch.inf),))
-def least_windows(x: Tensor) -> tuple[Tensor, Tensor]:
-    return functional.max_pool2d(x, 3, 2, 1, return_indices=True)
+def least_windows(x: Tensor) -> tuple[Tensor, ...]:
+    return (
+        *functional.max_pool2d(x, 3, 2, 1, return_indices=True),
+        *functional.max_pool2d(x, (2, 3), (1, 2), 1, dilation=(2, 3), return_indices=True),
+    )
+
+
+@problem(
+    "windows with several NaN", lambda: (torch.arange(30.0).view(1, 1, 5, 6) % 3 + torch.tensor([0, torch.nan] * 3),)
+)
+def nan_windows(x: Tensor) -> tuple[Tensor, ...]:
+    """The last NaN of a window is its largest element."""
+    return (
+        *functional.max_pool2d(x, 3, 2, 1, return_indices=True),
+        *functional.max_pool2d(x, 2, dilation=2, return_indices=True),
+    )
 
 
 @problem("resized linearly", normal((2, 3, 5, 4), (1, 2, 3, 3)))

@@ -174,9 +174,17 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
                 notes.append(faster)
     if not winner.program.on_pytorch:
         return _result(session, winner, evaluation, stopped, notes)
-    if ledger.attempts and stopped != "opaque":
-        notes.append("no generated program was right and faster: returned as it was written")
-    return _as_written(session, evaluation, stopped, notes)
+    return _as_written(session, evaluation, stopped, [*notes, *_why_as_written(session, stopped)])
+
+
+def _why_as_written(session: Session, stopped: str) -> list[str]:
+    """Why a search found nothing, in a note."""
+    if session.ledger.attempts and stopped != "opaque":
+        return ["no generated program was right and faster: returned as it was written"]
+    if stopped != "seconds":
+        return []
+    took = f"one step and the final verification were expected to take {session.needed_s():.0f} s, more than was left"
+    return [f"no step was begun: {took}; give more seconds"]
 
 
 def _settle_leader(session: Session) -> None:

@@ -112,7 +112,7 @@ class Session:
             return "steps"
         if ledger.evaluations >= ledger.budget.evaluations:
             return "evaluations"
-        if ledger.seconds_left < self._needed_s() or ledger.seconds_left <= 0:
+        if ledger.seconds_left < self.needed_s() or ledger.seconds_left <= 0:
             return "seconds"
         return None
 
@@ -122,10 +122,10 @@ class Session:
         Half of what is left beside that step and the final verification: the search goes on with the other half. A
         branch may be given more (`fork`).
         """
-        spare = self.ledger.seconds_left - self._needed_s()
+        spare = self.ledger.seconds_left - self.needed_s()
         return None if math.isinf(spare) else max(spare / 2, self._library_least_s)
 
-    def _needed_s(self) -> float:
+    def needed_s(self) -> float:
         """Seconds that one more step and the final verification take."""
         ledger = self.ledger
         return ledger.writing + ledger.longest + max(ledger.longest, ledger.final) + self._anew_s()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -234,6 +235,14 @@ def test_seconds_end_the_search_and_leave_time_to_verify(graph: OpGraph) -> None
     assert result.stopped == "seconds"
     assert 0 < len(result.steps) < 80
     assert result.seconds == pytest.approx(20, abs=2)
+
+
+def test_a_result_says_that_no_step_was_begun(graph: OpGraph) -> None:
+    clock = FakeClock(tick=0.25)
+    result = optimize(fake_task(graph), GreedySearch(RandomPlanner(0)), Budget(seconds=0.75), clock=clock)
+    assert result.stopped == "seconds" and not result.steps
+    (note,) = result.notes
+    assert re.fullmatch(r"no step was begun: .* expected to take \d+ s, more than was left; give more seconds", note)
 
 
 def test_the_seconds_may_have_begun_before(graph: OpGraph) -> None:

@@ -188,12 +188,20 @@ def _max_pool(
     places = [
         b.pw("add", b.pw("mul", here, far), begin) for begin, here, far in zip(begins, inside, spread, strict=True)
     ]
-    return extreme(b, "max", filled, windows.inside, False), _position_in_plane(b, places, lengths)
+    return extreme(b, "max", filled, windows.inside, False), _position_in_plane(b, places, lengths, spread)
 
 
 def _position_inside(b: Builder, x: Expr, inside: Sequence[int], sizes: Sequence[int]) -> list[Expr]:
-    """Where in its window the largest element is, dimension by dimension."""
+    """Where in its window the largest element is, dimension by dimension; the last NaN, if there is one."""
     flat = b.cast(position(b, "argmax", x, list(inside), False), "int32")
+    if is_float(x.dtype):
+        here = b.const(0, "int32")
+        for d, size in zip(inside, sizes, strict=True):
+            along = b.redim(index(b, x.dims[d]), [x.dims[d], *[()] * (len(x.dims) - 1 - d)])
+            here = b.pw("add", b.pw("mul", here, size), along)
+        nan = b.pw("isnan", b.cast(x, compute_dtype(x.dtype)), dtype="bool")
+        last = b.reduce("max", b.pw("where", nan, here, -1, dtype="int32"), list(inside), False)
+        flat = b.pw("where", b.pw("ge", last, 0, dtype="bool"), last, flat, dtype="int32")
     found: list[Expr] = []
     for size in reversed(sizes):
         found.insert(0, b.pw("imod", flat, size))
@@ -201,11 +209,19 @@ def _position_inside(b: Builder, x: Expr, inside: Sequence[int], sizes: Sequence
     return found
 
 
-def _position_in_plane(b: Builder, places: Sequence[Expr], lengths: Sequence[int]) -> Expr:
-    """The number of an element of a plane; a window of nothing but least values has its first element."""
+def _position_in_plane(b: Builder, places: Sequence[Expr], lengths: Sequence[int], spread: Sequence[int]) -> Expr:
+    """The number of an element of a plane; a window of nothing but least values has its first element.
+
+    Such a window may begin in the padding. Its first element is the first of its positions that is not.
+    """
     flat = b.const(0, "int32")
-    for place, length in zip(places, lengths, strict=True):
-        place = b.pw("iminimum", b.pw("imaximum", place, 0), length - 1)
+    for place, length, far in zip(places, lengths, spread, strict=True):
+        if far == 1:
+            place = b.pw("imaximum", place, 0)
+        else:  # below 0 and a multiple of `far` before the first element
+            before = b.pw("imod", b.pw("add", place, far * length), far)
+            place = b.pw("where", b.pw("lt", place, 0, dtype="bool"), before, place, dtype="int32")
+        place = b.pw("iminimum", place, length - 1)
         flat = b.pw("add", b.pw("mul", flat, length), place)
     return b.cast(flat, "int64")
 

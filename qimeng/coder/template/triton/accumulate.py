@@ -58,7 +58,7 @@ class Accumulator:
         n = self.name
         return {
             "sumexp": (f"{n}_max", f"{n}_sum"),
-            "welford": (f"{n}_mean", f"{n}_m2", f"{n}_count"),
+            "welford": (f"{n}_mean", f"{n}_m2", f"{n}_count", f"{n}_low"),
             "argmax": (f"{n}_best", f"{n}_at"),
             "argmin": (f"{n}_best", f"{n}_at"),
         }.get(self.kind, (n,))
@@ -194,7 +194,7 @@ class Accumulator:
                 f"{n}_i = 1.0 / tl.maximum({n}_n, 1.0)",
                 f"{n}_l = {n}_c + {n}_s * {n}_i",
                 f"{n}_mean = tl.sum({n}_l * {n}_n, axis=1)[:, None] / tl.maximum({n}_count, 1.0)",
-                f"{n}_g = {n}_l - {n}_mean",
+                f"{n}_g = {n}_c - {n}_mean + {n}_s * {n}_i",  # the lane's mean itself is rounded
                 f"{n}_h = {n}_q - {n}_s * {n}_s * {n}_i + {n}_n * {n}_g * {n}_g",
                 f"{n}_o = ({n}_q == float('inf')) & (tl.abs({n}_s) < float('inf'))",  # squares of finite numbers
                 f"{n}_m2 = tl.sum(tl.where({n}_o, {n}_q, {n}_h), axis=1)[:, None]",
@@ -212,11 +212,11 @@ class Accumulator:
     def _merge(self, parts: list[str], mask: str) -> list[str]:
         n = self.name
         if self.kind == "welford":
-            mean, m2, count = parts
+            mean, m2, count, low = parts
             return [
                 f"{n}_count = tl.sum({count}, axis=1)[:, None]",
                 f"{n}_mean = tl.sum({mean} * {count}, axis=1)[:, None] / {n}_count",
-                f"{n}_g = {mean} - {n}_mean",
+                f"{n}_g = {mean} - {n}_mean + {low}",
                 f"{n}_m2 = tl.sum({m2} + {count} * {n}_g * {n}_g, axis=1)[:, None]",
                 *corrected(n, f"tl.sum({count} * {n}_g, axis=1)[:, None]"),
             ]
@@ -292,7 +292,7 @@ class Accumulator:
 
 
 def corrected(n: str, total: str) -> list[str]:
-    """Lines that make `<n>_mean` and `<n>_m2` more exact.
+    """Lines that make `<n>_mean` and `<n>_m2` more exact; `<n>_low` is what the mean's rounding drops.
 
     A sum of nearly equal numbers is rounded in the same direction again and again, which shows where they hardly
     differ. Deviations from the mean are small, and their sum says how far it is off (T. F. Chan, G. H. Golub,
@@ -305,7 +305,9 @@ def corrected(n: str, total: str) -> list[str]:
     return [
         f"{n}_e = {total} / tl.maximum({n}_count, 1.0)",
         f"{n}_e = tl.where(tl.abs({n}_e) < float('inf'), {n}_e, 0.0)",
+        f"{n}_low = {n}_mean",
         f"{n}_mean = {n}_mean + {n}_e",
+        f"{n}_low = {n}_e - ({n}_mean - {n}_low)",
         f"{n}_e = {n}_count * {n}_e * {n}_e",
         f"{n}_e = tl.where({n}_e < float('inf'), {n}_e, 0.0)",  # squares of finite numbers
         f"{n}_m2 = tl.where({n}_m2 <= {n}_e, 0.0, {n}_m2 - {n}_e)",

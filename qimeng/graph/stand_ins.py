@@ -1,0 +1,84 @@
+"""Functions that torch.export refuses, by others that mean the same.
+
+For a covariance, PyTorch asks a tensor whether there are enough observations, which their number alone decides.
+``fill_diagonal_`` reads memory, which no graph knows of a view. Deals in the definitions of PyTorch's documentation.
+Knows nothing about graphs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_COVARIANCES = (torch.cov, torch.Tensor.cov)
+_CORRELATIONS = (torch.corrcoef, torch.Tensor.corrcoef)
+
+
+class OtherFunctions(TorchFunctionMode):
+    """In the block, others take the place of covariances and correlations without weights, and of `fill_diagonal_`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result of `func`."""
+        given = dict(kwargs or {})
+        if func is torch.Tensor.fill_diagonal_ and _is_plain(*args, **given):
+            return with_diagonal(*args, **given)
+        plain = all(given.pop(name, None) is None for name in ("fweights", "aweights"))
+        if func in _COVARIANCES and plain:
+            return covariance(*args, **given)
+        if func in _CORRELATIONS:
+            return correlation(*args, **given)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_plain(x: torch.Tensor, fill_value: Any = None, wrap: bool = False) -> bool:
+    return x.ndim == 2 and x.is_floating_point() and not wrap
+
+
+def with_diagonal(x: torch.Tensor, fill_value: float, wrap: bool = False) -> torch.Tensor:
+    """The matrix `x`, with a number in its diagonal from now on.
+
+    >>> with_diagonal(torch.zeros(2, 3), 1.0)
+    tensor([[1., 0., 0.],
+            [0., 1., 0.]])
+    """
+    rows, columns = (torch.arange(n, device=x.device) for n in x.shape)
+    return x.masked_fill_(rows[:, None] == columns, fill_value)
+
+
+def covariance(input: torch.Tensor, *, correction: int = 1) -> torch.Tensor:
+    """The covariances of rows: ``[variables, observations] -> [variables, variables]``; of one row without dimension.
+
+    >>> covariance(torch.tensor([[1.0, 3.0], [2.0, 6.0]]))
+    tensor([[2., 4.],
+            [4., 8.]])
+    """
+    rows = input.view(1, -1) if input.ndim < 2 else input
+    count = rows.shape[1] - correction
+    if count <= 0:
+        warnings.warn("cov(): degrees of freedom is <= 0", stacklevel=2)
+    centred = rows - rows.sum(1, keepdim=True) / rows.shape[1]
+    found = torch.true_divide(centred @ centred.t().conj(), max(count, 0))
+    return found.squeeze() if found.shape[0] == 1 else found
+
+
+def correlation(input: torch.Tensor) -> torch.Tensor:
+    """The correlations of rows: ``[variables, observations] -> [variables, variables]``; from -1 to 1.
+
+    >>> correlation(torch.tensor([[1.0, 3.0], [2.0, -6.0]]))
+    tensor([[ 1., -1.],
+            [-1.,  1.]])
+    """
+    found = covariance(input)
+    if found.ndim == 0:
+        return found / found
+    deviation = found.diagonal().real.sqrt() if found.is_complex() else found.diagonal().sqrt()
+    found = found / deviation[:, None] / deviation[None, :]
+    if not found.is_complex():
+        return found.clamp(-1, 1)
+    return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
+
+
+__all__ = ["OtherFunctions", "correlation", "covariance", "with_diagonal"]

@@ -1,0 +1,46 @@
+"""Functions that torch.export refuses are captured by others, which give the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from qimeng.graph.stand_ins import correlation, covariance
+from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
+from qimeng.spec import KernelSpec
+
+X = torch.randn(7, 11) + torch.arange(7.0)[:, None]
+
+
+def both(x: torch.Tensor) -> Any:
+    return torch.cov(x, correction=0), x.t().cov().fill_diagonal_(0).square().sum(), torch.corrcoef(x)
+
+
+def diagonals(x: torch.Tensor) -> Any:
+    same = (x @ x.t()).fill_diagonal_(-torch.inf)
+    return same.softmax(1), x[None].exp().squeeze(0).fill_diagonal_(fill_value=2), (x + 1).t().fill_diagonal_(0.5)
+
+
+@pytest.mark.parametrize("function", [both, diagonals])
+def test_what_is_captured_gives_the_same(function: Any) -> None:
+    program = Program.start(capture_spec(KernelSpec.of(function, (X,))))
+    torch.testing.assert_close(program.load().Model()(X), function(X))
+    assert not any("as_strided" in region.label() for region in program.regions)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [X, X[0], X[:1], X.double(), X.long(), torch.complex(X, X.flip(0) + 1), torch.full((3,), 2.0), torch.zeros(0, 3)],
+    ids=["rows", "one row", "a matrix of one", "float64", "int64", "complex", "constant", "empty"],
+)
+def test_covariances_and_correlations_are_those_of_pytorch(x: torch.Tensor) -> None:
+    torch.testing.assert_close(covariance(x), torch.cov(x), equal_nan=True)
+    torch.testing.assert_close(correlation(x), torch.corrcoef(x), equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:cov")
+def test_too_few_observations_are_divided_by_0() -> None:
+    torch.testing.assert_close(covariance(X, correction=11), torch.cov(X, correction=11), equal_nan=True)
