@@ -121,4 +121,4 @@ def _without_visible_devices(hidden: bool) -> Iterator[None]:
             os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
-__all__ = ["LOCAL", "LOOPBACK", "NAMESPACE", "connect", "disconnect"]
+__all__ = ["LOCAL", "LOOPBACK", "NAMESPACE", "UV_HOOK", "connect", "disconnect"]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from filelock import FileLock
 
-from qimeng.cluster.connection import LOOPBACK
+from qimeng.cluster.connection import LOOPBACK, UV_HOOK
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE_BYTES = 80 << 20
@@ -131,6 +131,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     lock = tmp_path_factory.getbasetemp().parent / "cluster.lock"
     with FileLock(lock), pytest.MonkeyPatch.context() as patch:
         patch.setenv(LOOPBACK, "0")  # 127.0.0.1 stays 127.0.0.1
+        patch.setenv(UV_HOOK, "0")  # which `connect` says too late where Ray is there already
         patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token lies in the home folder
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", "/tmp")  # the names of its sockets have to be short
