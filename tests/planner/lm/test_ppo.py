@@ -69,10 +69,10 @@ def test_the_last_step_ends_an_episode(model: PlannerModel, stored: Stored) -> N
 
 @pytest.mark.slow
 def test_ppo_earns_more_on_a_tree_that_takes_several_steps(model: PlannerModel, stored: Stored) -> None:
-    """One tree, since it is learnt in few steps."""
+    """One tree, since it is learnt in few steps: one of which chance finds half of the gain."""
     settings = Ppo(steps=256, environments=8, rollout=8, batch=16, rate=2e-3, max_steps=8)
-    found = train(model, [stored[0].task], settings, LogSpeedupReward, offer=Offer.of(stored))
-    assert found[-1]["reward"] > found[0]["reward"] + 0.1 * np.log(stored[0].gain)
+    found = train(model, [stored[2].task], settings, LogSpeedupReward, offer=Offer.of(stored))
+    assert found[-1]["reward"] > found[0]["reward"] + 0.1 * np.log(stored[2].gain)
 
 
 def test_an_anchor_keeps_what_was_there(reader: Reader, tiny: MiniSize, stored: Stored) -> None:
