@@ -159,7 +159,7 @@ class HeuristicPlanner(Planner):
         least = SMALL_SHARE * sum(times.values())
         waiting = {a: o.program.region(a.regions[0]) for a in o.actions if a.kind == "lowering" and a not in tried}
         chosen = [a for a, r in waiting.items() if library or not (has_product(r) and library_first(o, [r]))]
-        products = [a for a, r in waiting.items() if a in chosen and has_product(r) and times.get(r.id, least) >= least]
+        products = [a for a in chosen if has_product(r := waiting[a]) and times.get(r.id, least) >= least]
         return next(iter(by_time(o, products or chosen)), None)
 
     def _late_fusion(self, o: Observation) -> Action | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from qimeng.envs.sandbox import LAYERS, Sandbox, entered_here, places
+from qimeng.envs.sandbox import LAYERS, Sandbox, Unavailable, entered_here, places, processes
 from qimeng.envs.sandbox.limits import memory_bytes
 from qimeng.envs.sandbox.seccomp import ABSENT, REFUSED, program
 from qimeng.envs.sandbox.syscalls import AUDIT, NUMBERS
@@ -594,3 +594,10 @@ def test_signals_reach_a_process_from_its_judge(server):
     os.kill(pid, signal.SIGTERM)
     with pytest.raises(WorkerFailed, match="SIGTERM"):
         process.call("attempt", timeout_s=30, text="", names={})
+
+
+def test_without_mounts_of_its_own_a_process_changes_none() -> None:
+    before = Path("/proc/mounts").read_text()
+    with pytest.raises(Unavailable, match="no mounts of its own"):
+        processes.enter(own_mounts=False)
+    assert Path("/proc/mounts").read_text() == before
