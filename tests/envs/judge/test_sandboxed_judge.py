@@ -147,7 +147,7 @@ def test_processes_see_what_the_server_built_and_cannot_change_it(layers):
     shared = Path(server.folder, "shared")
     shared.mkdir()
     (shared / "built").write_text("for all")
-    process = server.start("tests.envs.sandbox.test_sandbox:hostile", sandbox="full")
+    process = server.start("tests.envs.sandbox.attempts:hostile", sandbox="full")
     try:
         for text, expected in (
             (f"found = open('{shared}/built').read()", ["done", "for all"]),
