@@ -20,7 +20,7 @@ from qimeng.envs.steps.compiled_first import compiled_first, compiled_last, subm
 from qimeng.envs.steps.compiled_whole import compiled_whole
 from qimeng.envs.steps.left_out import left_aside, left_out
 from qimeng.envs.steps.result import Result
-from qimeng.envs.steps.second_best import REPAIRS, next_best
+from qimeng.envs.steps.second_best import Repairs
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget, Progress, State
 from qimeng.envs.steps.task import Task
@@ -138,7 +138,7 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     if stopped == "interrupted" and best.program.on_pytorch:  # nothing to verify
         seen = ledger.start or Evaluation(Gate.WRITE, "interrupted before it was judged", "interrupted")
         return _as_written(session, seen, stopped, [*notes, "interrupted before a faster program was found"])
-    winner, evaluation, repairs = candidates[0], ledger.start, REPAIRS
+    winner, evaluation, repairs = candidates[0], ledger.start, Repairs(session, notes)
     try:
         for number in range(len(candidates) - 1, -1, -1):
             winner = candidates[number]
@@ -149,13 +149,9 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
             if problem is None or number == 0:
                 break
             notes.append(f"the program of {len(winner.recipe())} steps is not returned: {problem}")
-            if evaluation.failure == "wrong" and repairs and (other := next_best(session, winner)) is not None:
-                repairs -= 1
-                session.tell("final", "verify another way to write its last kernel")
-                found = task.judged(other.program, asked=Asked.FINAL)
-                if refusal(found, parent.evaluation if parent else None) is None:
-                    winner, evaluation = other, found
-                    break
+            if evaluation.failure == "wrong" and (repaired := repairs.of(winner, parent)) is not None:
+                winner, evaluation = repaired
+                break
     except KeyboardInterrupt:
         evaluation = winner.evaluation or Evaluation(Gate.WRITE, "interrupted before it was judged", "interrupted")
         if not winner.program.on_pytorch:  # what came after it was refused

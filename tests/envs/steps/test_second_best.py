@@ -12,9 +12,10 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.result import Result
+from qimeng.envs.steps.second_best import REPAIRS
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import State, Unchosen
-from qimeng.interfaces import Action, Evaluation, Patch, Timing
+from qimeng.interfaces import Action, Evaluation, Patch, Request, Timing
 from qimeng.program.program import Implementation, Program
 from qimeng.program.verify import capture_spec
 from qimeng.testing import FakeEvaluator, fake_task
@@ -56,9 +57,9 @@ class Lower:
         return "done"
 
 
-def result(judge: Judge) -> Result:
+def result(judge: Judge, coder: TemplateCoder | None = None) -> Result:
     graph = capture_spec(KernelSpec.from_function(torch.matmul, (X, Y)), verify=False)
-    return optimize(fake_task(graph, judge, TemplateCoder()), Lower())
+    return optimize(fake_task(graph, judge, coder or TemplateCoder()), Lower())
 
 
 def test_the_fastest_way_that_computes_otherwise_takes_its_place() -> None:
@@ -70,6 +71,31 @@ def test_the_fastest_way_that_computes_otherwise_takes_its_place() -> None:
     assert second.precision != first.precision and judge.finals[:2] == [first.precision, second.precision]
     assert found.speedup is not None and not found.on_pytorch
     assert "the program of 1 steps is not returned: gate region: too far off" in found.notes
+
+
+class ThreeWays(TemplateCoder):
+    """Writes each kernel a third way too."""
+
+    def write(self, request: Request) -> Patch:
+        patch = super().write(request)
+        first = patch.alternatives[0]
+        assert isinstance(first.schedule, GemmSchedule)
+        third = replace(first, source=f"{first.source}# third", schedule=first.schedule.but(precision="bf16x6"))
+        return replace(patch, alternatives=(*patch.alternatives, third))
+
+
+def test_where_two_ways_are_wrong_a_third_takes_their_place() -> None:
+    judge = Judge({"ieee", "fp16x3"})
+    found = result(judge, ThreeWays())
+    assert [s.precision for s in schedules(found.program)] == ["bf16x6"]
+    assert judge.finals[:3] == ["ieee", "fp16x3", "bf16x6"]
+    assert "another way to write its last kernel is not returned: gate region: too far off" in found.notes
+
+
+def test_where_three_ways_are_wrong_pytorch_stays() -> None:
+    judge = Judge({"ieee", "fp16x3", "bf16x6"})
+    found = result(judge, ThreeWays())
+    assert found.on_pytorch and len(judge.finals) == 1 + REPAIRS
 
 
 def test_where_every_way_is_wrong_pytorch_stays() -> None:
