@@ -74,7 +74,14 @@ def cases() -> dict[str, Case]:
         **weights,
     )
     planes = [{"precision": p, "inline": "a", "packed": "b"} for p in ("fp16x3", "bf16x6")]
-    case("padded, planes", dense, shapes((2, 5, 9, 8)), [*planes, dict(planes[1], splits=2)], 6e-6, **weights)
+    case(
+        "padded, planes",
+        dense,
+        shapes((2, 5, 9, 8)),
+        [*planes, dict(planes[1], splits=2), dict(planes[1], promote=32)],
+        6e-6,
+        **weights,
+    )
     case("whole copies of windows", dense, shapes((2, 5, 9, 8)), [{"precision": "fp16x3"}], 6e-6, **weights)
     case(
         "strides and dilation",

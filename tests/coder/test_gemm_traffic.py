@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional
 
 from qimeng.actions import kind_named
 from qimeng.coder.template.coder import TemplateCoder
@@ -111,6 +112,17 @@ def test_the_bias_of_very_long_sums_takes_a_part_of_their_budget(depth: int) -> 
     for cat, most in ((False, VERY_LONG_SHARE), (True, 2 * VERY_LONG_SHARE)):
         every = promotion(plan, GemmSchedule(precision="fp16x3", cat=cat))
         assert 0 < every * BIAS_OF_512 / 512 <= most * budget(plan)
+
+
+def test_planes_of_short_windows_are_tried_with_less_bias_as_well() -> None:
+    with torch.device("meta"):
+        made = torch.empty(128, 8, 256, 256), torch.empty(64, 8, 3, 3)
+        graph = capture(lambda: FunctionModule(functional.conv2d), lambda: made)
+    plan = plan_gemm(make_region(graph, [n.name for n in graph.ops()]))
+    schedules = guesses(plan, default_schedule(plan, H200, "default"), H200, "default")
+    first, *_, last = [s for s in schedules if s.precision == "bf16x6"]
+    assert last == first.but(promote=32) and last.numerics != first.numerics
+    assert all(s.promote != 32 for s in tried(found((4096, 72), (72, 64))))
 
 
 def test_where_arithmetic_binds_planes_are_packed() -> None:

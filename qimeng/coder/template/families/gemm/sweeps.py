@@ -85,6 +85,12 @@ VERY_LONG, VERY_LONG_SHARE = 65536, 0.225
 BIAS_OF_512 = 1.9e-6
 """Relative error of a sum of positive numbers whose accumulator is promoted every 512 elements (H100)."""
 
+OFTEN, SHORT_WINDOWS = 32, 128
+"""How often the accumulator of windows up to such a depth is promoted in one more schedule. A mean over an image shows
+the bias of a convolution of few channels, which PyTorch computes in plain fp32. By a model on the CPU that cuts each
+step of 16 off to fp32 as tensor cores do, 16,000 results of depth 72 are off by 5.0e-8 in the mean when never promoted,
+by 1.9e-8 every 32, and by 0.14e-8 in plain fp32."""
+
 GUESSES = 2
 """Schedules of each precision that lowering tries; twice as many of the likeliest."""
 
@@ -173,7 +179,16 @@ def guesses(plan: GemmPlan, schedule: GemmSchedule, device: Device, mode: str) -
     first, *others = precisions(plan, device, mode)
     several = [schedule_for_precision(plan, schedule, first, device)[: 2 * GUESSES]]
     several += [schedule_for_precision(plan, schedule, p, device)[:GUESSES] for p in others]
-    return [s for schedules in several for s in schedules]
+    found = [s for schedules in several for s in schedules]
+    return [*found, *_promoted_often(plan, found)]
+
+
+def _promoted_often(plan: GemmPlan, found: Sequence[GemmSchedule]) -> list[GemmSchedule]:
+    """The first of `found` in planes, with less bias: what repairs it where a final verification finds that."""
+    planes = next((s for s in found if len(scheme_of(plan, s).products) > 1), None)
+    if planes is None or not never_copied(plan) or not OFTEN < plan.shape[3] <= SHORT_WINDOWS:
+        return []
+    return [planes.but(promote=OFTEN)]
 
 
 def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
