@@ -17,7 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import torch
@@ -115,7 +116,7 @@ def inside(spec: KernelSpec, text: str, device: torch.device) -> None:
         worker.release(tidy=references.plan.tidy)
         return round((time.perf_counter() - began) * 1e3, 2)
 
-    with torch.no_grad():
+    with torch.no_grad(), TemporaryDirectory() as folder, chdir(folder):  # a worker writes texts where it is
         worker.load(source=program.source)
         names = [EXAMPLES, *references.distributions]
         for distribution in names:
