@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.export import exported_program
 from torch.fx import Graph, Node
 
-from qimeng.graph.decompose_once import NotByKinds, decompose_once
+from qimeng.graph.decompose_once import DETACHING, NotByKinds, decompose_once
 
 KEPT = (
     "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm var_mean gelu silu mish "
@@ -32,7 +32,7 @@ MADE = "linspace logspace hann_window hamming_window blackman_window bartlett_wi
 """Operators that make a tensor from numbers. PyTorch takes them apart into float32 arithmetic, and computes them in the
 tensor's own dtype: a half type's step is rounded, an integer's ends are."""
 
-_PASSED = (torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.aten.lift_fresh_copy.default)
+_PASSED = (torch.ops.aten.alias.default, torch.ops.aten.lift_fresh_copy.default, *DETACHING)
 """Operators that torch.export may leave out: they give what they are given."""
 
 Table = Mapping[Any, Callable[..., Any]]

@@ -33,6 +33,9 @@ UPDATING = ("batch_norm", "instance_norm")
 PLACES = (torch.ops.aten.select.int, torch.ops.aten.slice.Tensor)
 """Operators that read a place of a tensor, which stays as it is: the arguments after the second."""
 
+DETACHING = (torch.ops.aten.detach.default, torch.ops.aten.detach_.default)
+"""Operators that change no value, also where they are said to change a tensor: `torch.tensor` in a module."""
+
 LISTS = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)
 """Operators that do the same to each tensor of a list, and then one thing to all; `FEW` stand for a longer list."""
 
@@ -131,7 +134,7 @@ def decompose_once(
 def _kind_of(node: Any, kinds: dict[Any, _Call]) -> tuple[_Call, list[Any]]:
     """The kind of a call, entered into `kinds`, and the tensors that go in."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable and target not in DETACHING:
         raise NotByKinds(f"{target} is no operator of tensors that it leaves as they are")
     if target.overloadpacket.__name__ in UPDATING and node.args[5] and any(isinstance(x, Node) for x in node.args[3:5]):
         raise NotByKinds(f"{target} updates its statistics, though its schema does not say so")
@@ -318,4 +321,4 @@ def _call(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str,
     return made
 
 
-__all__ = ["NotByKinds", "Trace", "decompose_once"]
+__all__ = ["DETACHING", "NotByKinds", "Trace", "decompose_once"]

@@ -171,6 +171,23 @@ def test_operators_that_stay_are_not_traced_again(monkeypatch: pytest.MonkeyPatc
     assert made() == found
 
 
+class Constants(nn.Module):
+    """Tensors made of Python numbers, which torch.export detaches in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x > torch.tensor(0.5), x.square() * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), x)
+
+
+def test_tensors_of_numbers_are_no_change_in_place(kinds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> str:
+        return text_of(capture.capture(Constants, lambda: (torch.empty(3, 5),), values=True))
+
+    found = made()
+    assert kinds
+    whole(monkeypatch)
+    assert made() == found
+
+
 def test_a_loop_that_writes_in_place_is_decomposed_in_one_piece(
     kinds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
