@@ -157,4 +157,4 @@ def _is_own(op: Any, made: Callable[..., Any]) -> bool:
     return isinstance(made, partial) and made.keywords.get("kernel") is op
 
 
-__all__ = ["KEPT", "Table", "decomposed"]
+__all__ = ["KEPT", "Table", "decomposed", "traced"]

@@ -39,7 +39,7 @@ CASES = {
     "ell, many rows": Case("csr:3", (70, 100, 50), BF16, bias=False, storage="ell"),
     "csc": Case("csr:5", (20, 100, 72), F16, storage="csc", choices=(0, 3)),
     "csc, activation": Case("csr:10", (24, 100, 70), BF16, nn.SiLU(), fused=True, storage="csc", choices=(1,)),
-    "csc, fp32, many rows": Case("csr:3", (70, 130, 70), F32, bias=False, storage="csc", choices=(0, 1)),
+    "csc, fp32, many rows": Case("csr:3", (130, 192, 130), F32, bias=False, storage="csc", choices=(0, 1)),
     "csc, one weight": Case("csr:0.001", (20, 200, 96), BF16, storage="csc", choices=(0,)),
     "balanced": Case("csr:5", (20, 100, 72), BF16, storage="balanced", choices=(0,)),
 }
