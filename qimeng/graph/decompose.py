@@ -5,16 +5,17 @@ Deals in torch.export's tables of decompositions. Knows nothing about how a prog
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.export import exported_program
+from torch.fx import Graph, Node
 
-from qimeng.graph.decompose_once import MANY, REPEATED, SOME, NotByKinds, decompose_once
+from qimeng.graph.decompose_once import DETACHING, NotByKinds, decompose_once
 
 KEPT = (
     "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm var_mean gelu silu mish "
@@ -31,23 +32,59 @@ MADE = "linspace logspace hann_window hamming_window blackman_window bartlett_wi
 """Operators that make a tensor from numbers. PyTorch takes them apart into float32 arithmetic, and computes them in the
 tensor's own dtype: a half type's step is rounded, an integer's ends are."""
 
-_PASSED = (torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.aten.lift_fresh_copy.default)
+_PASSED = (torch.ops.aten.alias.default, torch.ops.aten.lift_fresh_copy.default, *DETACHING)
 """Operators that torch.export may leave out: they give what they are given."""
 
 Table = Mapping[Any, Callable[..., Any]]
 
 
 def decomposed(exported: Any) -> Any:
-    """The `torch.export.ExportedProgram` with its operators taken apart; it may be changed in place.
-
-    A small one is traced again unless nothing in it is taken apart; a larger one, by kinds where that is quicker.
-    """
-    count = len(exported.graph.nodes)
-    repeated = math.inf if count < min(SOME, MANY) else REPEATED if count < MANY else 0.0
+    """The `torch.export.ExportedProgram` with its operators taken apart; it may be changed in place."""
     try:
-        return decompose_once(exported, _whole, partial(_stays, _table(tuple(torch.ops))), repeated)
+        return decompose_once(exported, traced, partial(_stays, _table(tuple(torch.ops))))
     except NotByKinds:
         return _whole(exported)
+
+
+def traced(
+    functions: Sequence[Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]], tensors: Sequence[torch.Tensor]
+) -> tuple[Graph, list[list[Node]]]:
+    """What `functions` of fake `tensors` become, as torch.export traces them.
+
+    Returns:
+        A graph from the tensors to the results of all functions, and the nodes that each function made, with those that
+        the graph has no longer because nothing needs them.
+
+    Raises:
+        Exception: of any class, also where a version of PyTorch lacks what is used here.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+
+    composite, plain = _parts(tuple(torch.ops))
+    made: list[list[Node]] = []
+
+    def run(*given: torch.Tensor) -> list[torch.Tensor]:
+        """All functions, on tensors that record changes in place as new tensors."""
+        mode: Any = get_proxy_mode()
+        nodes: Any = mode.tracer.graph.nodes
+        results: list[Any] = []
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)):
+            functional = [to_fun(x) for x in given]
+            for function in functions:
+                before = len(nodes)
+                results += [from_fun(x) for x in function(functional)]
+                made.append(list(islice(reversed(nodes), len(nodes) - before))[::-1])
+        return results
+
+    with (
+        exported_program._override_composite_implicit_decomp(dict(composite)),
+        enable_python_dispatcher(),
+        FunctionalTensorMode(pre_dispatch=False, export=True),
+    ):
+        return make_fx(run, decomposition_table=dict(plain))(*tensors).graph, made
 
 
 def _whole(exported: Any) -> Any:
@@ -120,4 +157,4 @@ def _is_own(op: Any, made: Callable[..., Any]) -> bool:
     return isinstance(made, partial) and made.keywords.get("kernel") is op
 
 
-__all__ = ["KEPT", "Table", "decomposed"]
+__all__ = ["KEPT", "Table", "decomposed", "traced"]

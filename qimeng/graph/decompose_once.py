@@ -1,9 +1,9 @@
-"""Decomposes a large exported program by decomposing each kind of operator in it once.
+"""Decomposes an exported program by decomposing each kind of operator in it once.
 
-torch.export traces the whole program a second time for its decompositions, some milliseconds an operator. A loop over
-steps has thousands of operators and few kinds of them. Here one call of each kind is put into a small program, which is
-decomposed in the usual way; what became of a call then takes the place of every call of its kind. What is known to stay
-as it is needs no such call. Deals in graphs of torch.fx. Knows nothing about which operators are taken apart.
+torch.export traces the whole program a second time for its decompositions, and prepares for much that a graph without
+gradients does not have. A loop over steps has thousands of operators and few kinds of them. Here one call of each kind
+is traced by itself; what became of it then takes the place of every call of its kind. What is known to stay as it is
+needs no such call. Deals in graphs of torch.fx. Knows nothing about which operators are taken apart.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ from torch.utils import _pytree
 from qimeng.graph.parts import IGNORED
 from qimeng.spec.fake import fake_tensors
 
-SOME, MANY = 100, 500
-"""Nodes from which on this is quicker where calls are repeated (`REPEATED`), and from which on it is in any case."""
-
-REPEATED = 2.0
-"""Calls for each kind that is taken apart: a gain for equal layers, none for those of a ResNet."""
+Trace = Callable[[Sequence[Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]], Sequence[torch.Tensor]], Any]
+"""Runs functions of tensors and says what they become: see `qimeng.graph.decompose.traced`."""
 
 RELATIVE = ("as_strided", "as_strided_scatter")
 """Operators that read where in its memory a tensor begins, which does not belong to the kind of a call here."""
@@ -35,6 +32,9 @@ UPDATING = ("batch_norm", "instance_norm")
 
 PLACES = (torch.ops.aten.select.int, torch.ops.aten.slice.Tensor)
 """Operators that read a place of a tensor, which stays as it is: the arguments after the second."""
+
+DETACHING = (torch.ops.aten.detach.default, torch.ops.aten.detach_.default)
+"""Operators that change no value, also where they are said to change a tensor: `torch.tensor` in a module."""
 
 LISTS = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)
 """Operators that do the same to each tensor of a list, and then one thing to all; `FEW` stand for a longer list."""
@@ -60,7 +60,8 @@ class _Call:
         moves: whether calls of this kind differ in the place that they read (`PLACES`).
         listed: whether calls of this kind differ in the length of their list (`LISTS`).
         stays: whether a call stays as it is, so that nothing takes its place.
-        parts: nodes that take the place of a call; filled in later, as the next one.
+        parts: nodes that take the place of a call, and those that nothing needs, for their names; filled in later, as
+            the next one.
         results: what the call gives: nodes among the parts and among the inputs.
         sources: the inputs, as the parts know them.
     """
@@ -94,20 +95,18 @@ class _Input:
 
 def decompose_once(
     exported: Any,
-    whole: Callable[[Any], Any],
+    trace: Trace,
     stays: Callable[[Any], bool] = lambda operator: False,
-    repeated: float = 0.0,
 ) -> Any:
     """`exported`, a `torch.export.ExportedProgram`, decomposed in place.
 
     Args:
         exported: the program.
-        whole: decomposes a program in the usual way.
+        trace: what calls become.
         stays: whether an operator is known to stay as it is.
-        repeated: calls that there must be for each kind that is taken apart.
 
     Raises:
-        NotByKinds: not possible here, or not quicker. The program is as it was.
+        NotByKinds: not possible here. The program is as it was.
     """
     kinds: dict[Any, _Call] = {}
     calls: dict[Any, tuple[_Call, list[Any]]] = {}
@@ -120,10 +119,8 @@ def decompose_once(
         one = isinstance(kind.node.meta["val"], torch.Tensor)
         kind.stays = one and not kind.listed and stays(kind.target)
     others = [kind for kind in kinds.values() if not kind.stays]
-    if others and len(calls) < repeated * len(others):
-        raise NotByKinds("few calls are of one kind")
     if others:
-        _decompose(others, whole)
+        _decompose(others, trace)
     graph, place = _expanded(exported.graph, calls)
     graph.eliminate_dead_code()
     signature = exported.graph_signature
@@ -137,7 +134,7 @@ def decompose_once(
 def _kind_of(node: Any, kinds: dict[Any, _Call]) -> tuple[_Call, list[Any]]:
     """The kind of a call, entered into `kinds`, and the tensors that go in."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable and target not in DETACHING:
         raise NotByKinds(f"{target} is no operator of tensors that it leaves as they are")
     if target.overloadpacket.__name__ in UPDATING and node.args[5] and any(isinstance(x, Node) for x in node.args[3:5]):
         raise NotByKinds(f"{target} updates its statistics, though its schema does not say so")
@@ -184,20 +181,7 @@ def _is_long_list(node: Any) -> bool:
     return alike and FEW < len(tensors) == len(set(tensors)) and node.meta["val"].is_contiguous()
 
 
-class _Once(torch.nn.Module):
-    """Runs every call once, on tensors that it makes: many inputs would take long to export."""
-
-    def __init__(self, facts: Sequence[tuple[Any, ...]], calls: Sequence[_Call], numbers: Sequence[Sequence[int]]):
-        super().__init__()
-        self.facts, self.calls, self.numbers = facts, calls, numbers
-
-    def forward(self) -> list[Any]:
-        """The tensors, then the results of the calls."""
-        made = [torch.empty_strided(shape, stride, dtype=t, device=place) for shape, stride, t, place in self.facts]
-        return [*made, *(c.run([made[i] for i in n]) for c, n in zip(self.calls, self.numbers, strict=True))]
-
-
-def _decompose(calls: Sequence[_Call], whole: Callable[[Any], Any]) -> None:
+def _decompose(calls: Sequence[_Call], trace: Trace) -> None:
     """Fill in what each call becomes."""
     pool: dict[tuple[Any, int], int] = {}
     numbers = []
@@ -208,23 +192,29 @@ def _decompose(calls: Sequence[_Call], whole: Callable[[Any], Any]) -> None:
             number.append(pool.setdefault((facts, seen[facts]), len(pool)))
             seen[facts] += 1
         numbers.append(number)
-    once = _Once([facts for facts, _ in pool], calls, numbers)
+
+    def function(call: _Call, number: Sequence[int]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+        return lambda tensors: _pytree.tree_leaves(call.run([tensors[i] for i in number]))
+
     try:
         with fake_tensors(), torch.no_grad():
-            graph = whole(torch.export.export(once, (), strict=False)).graph
-    except Exception as error:  # torch.export raises many classes of its own, none of them public
-        raise NotByKinds("the calls do not export by themselves") from error
-    if any(n.op == "placeholder" for n in graph.nodes):
+            made = [torch.empty_strided(shape, stride, dtype=t, device=place) for (shape, stride, t, place), _ in pool]
+            graph, parts = trace([function(c, n) for c, n in zip(calls, numbers, strict=True)], made)
+    except Exception as error:  # torch's tracing raises many classes of its own, none of them public
+        raise NotByKinds("the calls cannot be traced by themselves") from error
+    if any(n.op == "get_attr" for n in graph.nodes):
         raise NotByKinds("an operator makes a tensor of its own")
+    sources = [n for n in graph.nodes if n.op == "placeholder"]
     results = iter(graph.output_node().args[0])
-    sources = [next(results) for _ in pool]
-    rank = {n: i for i, n in enumerate(graph.nodes)}
-    for call, number in zip(calls, numbers, strict=True):
+    for call, number, own in zip(calls, numbers, parts, strict=True):
         call.results = [next(results) for _ in call.outputs]
         if not call.listed and [_facts(n.meta["val"]) for n in call.results] != call.outputs:
             raise NotByKinds(f"{call.target} gives another layout when taken apart")
         call.sources = [sources[i] for i in number]
-        call.parts = sorted(_behind(call.results, set(call.sources)), key=rank.__getitem__)
+        needed = _behind(call.results, set(call.sources))
+        if not needed <= set(own):
+            raise NotByKinds(f"{call.target} needs what belongs to another call")
+        call.parts = [p for p in own if p in needed] if call.moves or call.listed else list(own)
         if call.moves and [(p.target, list(p.args[1:])) for p in call.parts] != [(call.target, call.args[1:])]:
             raise NotByKinds(f"{call.target} is taken apart")
         if call.listed and not _is_each_then_all(call):
@@ -320,7 +310,7 @@ def _joined(graph: Graph, node: Any, call: _Call, tensors: Sequence[Any]) -> Any
 
 def _copy(graph: Graph, part: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The call `part` with other arguments, in `graph`."""
-    return _call(graph, part.target, args, kwargs, part.meta["val"])
+    return _call(graph, part.target, args, kwargs, part.meta.get("val"))
 
 
 def _call(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any) -> Any:
@@ -331,4 +321,4 @@ def _call(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str,
     return made
 
 
-__all__ = ["MANY", "REPEATED", "SOME", "NotByKinds", "decompose_once"]
+__all__ = ["DETACHING", "NotByKinds", "Trace", "decompose_once"]

@@ -11,12 +11,14 @@ import ctypes
 import hashlib
 import shutil
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
 from qimeng.backend import backend_named, cuda_runtime
+from qimeng.backend.load import load_kernels
+from qimeng.backend.registry import implementation_source
 
 GXX = shutil.which("g++")
 CONTRACTED = ("-O2", "-fno-strict-aliasing", "-mfma", "-ffp-contract=fast")
@@ -140,28 +142,50 @@ class Compiled:
         """The same, for the class of a standalone program."""
         return lambda kernel, *arguments, **options: self.run(kernel, *arguments, **options)
 
+    def together(self, implementations):
+        """Compile the kernels of all `implementations` at once: most of g++'s time goes into its start.
+
+        Where one does not compile, none is; its launch says why.
+        """
+        modules = [load_kernels(implementation_source(i)) for i in implementations]
+        kernels = [k for m in modules for k in vars(m).values() if isinstance(k, cuda_runtime.CudaKernel)]
+        with suppress(AssertionError):
+            self._compile([s for s in dict.fromkeys(k.source for k in kernels) if s not in self.known])
+
     def _function(self, kernel):
         if kernel.source not in self.known:
-            text = "\n".join(line for line in kernel.source.splitlines() if not line.startswith("#include"))
-            names = backend_named("cuda").kernel_names(kernel.source)
-            text = '#include "shim.h"\n' + text + "".join(_entry(kernel.source, name) for name in names)
-            key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-            source, library = self.folder / f"{key}.cpp", self.folder / f"{key}.so"
-            if not (self.folder / "shim.h").exists():
-                (self.folder / "shim.h").write_text(SHIM)
-                _compiled(*self.options, "-x", "c++-header", "-o", self.folder / "shim.h.gch", self.folder / "shim.h")
-            source.write_text(text)
-            _compiled(*self.options, "-shared", "-o", library, source)
-            self.known[kernel.source] = ctypes.CDLL(str(library))
-        return self.known[kernel.source][f"cpu_{kernel.name}"]
+            self._compile([kernel.source])
+        library, number = self.known[kernel.source]
+        return library[f"cpu{number}_{kernel.name}"]
+
+    def _compile(self, sources):
+        text = '#include "shim.h"\n' + "".join(_in_a_space(source, i) for i, source in enumerate(sources))
+        key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        source, library = self.folder / f"{key}.cpp", self.folder / f"{key}.so"
+        if not (self.folder / "shim.h").exists():
+            (self.folder / "shim.h").write_text(SHIM)
+            _compiled(*self.options, "-x", "c++-header", "-o", self.folder / "shim.h.gch", self.folder / "shim.h")
+        source.write_text(text)
+        _compiled(*self.options, "-shared", "-o", library, source)
+        loaded = ctypes.CDLL(str(library))
+        self.known |= {s: (loaded, i) for i, s in enumerate(sources)}
 
 
-def _entry(source, name):
+def _in_a_space(source, number):
+    """The text in a namespace of its own, with functions that launch its kernels."""
+    lines = (line for line in source.splitlines() if not line.startswith("#include"))
+    text = "\n".join(lines).replace('extern "C" ', "")
+    names = backend_named("cuda").kernel_names(source)
+    entries = "".join(_entry(source, name, number) for name in names)
+    return f"namespace space{number} {{\n{text}{entries}\n}}\n"
+
+
+def _entry(source, name, number):
     """A function that launches the kernel `name`, from addresses of its arguments."""
     kinds = [f"{kind}{'*' if pointer else ''}" for kind, pointer, _ in cuda_runtime._parameters(source, name)]
     passed = ", ".join(f"*({kind}*)a[{i}]" for i, kind in enumerate(kinds))
     body = f"launch(shape, [](void** a) {{ {name}({passed}); }}, a);"
-    return f'\nextern "C" void cpu_{name}(void** a, const unsigned* shape) {{ {body} }}\n'
+    return f'\nextern "C" void cpu{number}_{name}(void** a, const unsigned* shape) {{ {body} }}\n'
 
 
 def _compiled(*arguments):
@@ -172,7 +196,7 @@ def _compiled(*arguments):
 
 @contextmanager
 def cuda_on_cpu(folder: Path, *options: str):
-    """Launches of `cuda_kernel` run on the CPU meanwhile; gives the names of those that were made.
+    """Launches of `cuda_kernel` run on the CPU meanwhile; gives what compiles them, with the names of those launched.
 
     Args:
         folder: where to keep what is compiled, always with the same options.
@@ -181,15 +205,12 @@ def cuda_on_cpu(folder: Path, *options: str):
     compiled, before = Compiled(folder, options), cuda_runtime.CudaKernel.launch
     cuda_runtime.CudaKernel.launch = compiled.run_as_method()
     try:
-        yield compiled.launches
+        yield compiled
     finally:
         cuda_runtime.CudaKernel.launch = before
 
 
 def call(implementation, *inputs: torch.Tensor):
     """The outputs of an implementation in CUDA C++."""
-    from qimeng.backend.load import load_kernels
-    from qimeng.backend.registry import implementation_source
-
     module = load_kernels(implementation_source(implementation))
     return getattr(module, implementation.entry)(*inputs)

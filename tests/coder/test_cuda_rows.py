@@ -23,7 +23,7 @@ from qimeng.coder.template.families.tile.plan import plan_tile
 from qimeng.device import device_named
 from qimeng.family import Unsupported
 from qimeng.graph.capture import capture
-from qimeng.graph.region import make_region
+from qimeng.graph.region import Region, make_region
 from qimeng.program.program import Implementation, Program
 from tests.coder.cuda_on_cpu import CONTRACTED, GXX, Compiled, call, cuda_on_cpu
 from tests.coder.test_tile import CASES, LIMIT
@@ -42,13 +42,16 @@ class _Module(torch.nn.Module):
         return self.function(*inputs)
 
 
-def region_of(function: Any, inputs: list[torch.Tensor]):
+def region_of(function: Any, inputs: list[torch.Tensor]) -> Region:
     graph = capture(lambda: _Module(function), lambda: tuple(torch.empty_like(x) for x in inputs))
     return make_region(graph, [n.name for n in graph.ops()])
 
 
 def printed(function: Any, inputs: list[torch.Tensor], name: str, **changes: Any) -> Implementation:
-    region = region_of(function, inputs)
+    return of_region(region_of(function, inputs), name, **changes)
+
+
+def of_region(region: Region, name: str, **changes: Any) -> Implementation:
     plan = plan_tile(region)
     schedule = default_schedule(plan, device_named("h200")).but(**changes)
     return print_rows_cuda(plan, schedule, f"k_{name}")
@@ -61,6 +64,12 @@ def text_of(implementation: Implementation) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cuda")
+
+
+@pytest.fixture(scope="module")
+def contracted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what is compiled with `CONTRACTED`."""
+    return tmp_path_factory.mktemp("contracted")
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -81,13 +90,16 @@ def test_it_computes_what_pytorch_does(case: str, folder: Path) -> None:
     inputs = [torch.randn(s) for s in shapes]
     expected = function(*(x.double() for x in inputs))
     expected = expected if isinstance(expected, tuple) else (expected,)
-    forms = list(FORMS) if case in EVERY_FORM else [list(FORMS)[list(CASES).index(case) % len(FORMS)]]
-    for form in forms if case not in POINTWISE else ["tiles"]:
-        changes = FORMS.get(form, {"warps": 2})
-        made = printed(function, inputs, case, **changes)
-        with cuda_on_cpu(folder) as launches:
-            found = call(made, *inputs)
-        assert launches, "its own kernels compute it"
+    one = "tiles" if case in POINTWISE else list(FORMS)[list(CASES).index(case) % len(FORMS)]
+    region = region_of(function, inputs)
+    forms = list(FORMS) if case in EVERY_FORM else [one]
+    made = {form: of_region(region, case, **FORMS.get(form, {"warps": 2})) for form in forms}
+    with cuda_on_cpu(folder) as cpu:
+        cpu.together(made.values())
+        results = {form: (call(implementation, *inputs), cpu.launches.copy()) for form, implementation in made.items()}
+    counts = [len(launches) for _, launches in results.values()]
+    assert all(a < b for a, b in zip([0, *counts], counts, strict=False)), "its own kernels compute each"
+    for form, (found, _) in results.items():
         for a, b in zip(found, expected, strict=True):
             error = float((a.double() - b.double()).abs().max() / (b.double().abs().max() + 1e-30))
             assert error < LIMIT, f"{case}, {form}: {error:.2e}"
@@ -98,7 +110,7 @@ def test_it_computes_what_pytorch_does(case: str, folder: Path) -> None:
 @pytest.mark.skipif("fma" not in Path("/proc/cpuinfo").read_text(), reason="needs a CPU with multiply-adds")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_softmax_of_large_products_is_pytorchs(form: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_softmax_of_large_products_is_pytorchs(form: str, dtype: torch.dtype, contracted: Path) -> None:
     """The largest product is rounded before it is subtracted, and both of two equal ones count."""
     torch.manual_seed(0)
     x = torch.randn(9, 64, dtype=dtype).mul(1e12 if dtype == torch.float32 else 1e22).repeat(1, 2)
@@ -107,9 +119,9 @@ def test_a_softmax_of_large_products_is_pytorchs(form: str, dtype: torch.dtype, 
         return functional.softmax(x * 0.3, 1), functional.log_softmax(x * 0.3, 1)
 
     made = printed(function, [x], "large", **FORMS[form])
-    with cuda_on_cpu(tmp_path, *CONTRACTED) as launches:
+    with cuda_on_cpu(contracted, *CONTRACTED) as cpu:
         found = call(made, x)
-    assert launches
+    assert cpu.launches
     for a, b in zip(found, function(x), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -120,10 +132,10 @@ def test_other_dtypes_are_computed_as_pytorch_does(dtype: str, folder: Path) -> 
     torch.manual_seed(0)
     inputs = [torch.randn(9, 136).to(getattr(torch, dtype)), torch.randn(136).to(getattr(torch, dtype))]
     made = printed(lambda x, w: functional.layer_norm(functional.silu(x), (136,), w), inputs, "half", form="loop")
-    with cuda_on_cpu(folder) as launches:
+    with cuda_on_cpu(folder) as cpu:
         (found,) = call(made, *inputs)
     expected = functional.layer_norm(functional.silu(inputs[0].double()), (136,), inputs[1].double())
-    assert found.dtype == inputs[0].dtype and launches == ["k_half_rows"]
+    assert found.dtype == inputs[0].dtype and cpu.launches == ["k_half_rows"]
     limit = {"bfloat16": 2**-8, "float16": 2**-11, "float64": 1e-14}[dtype]
     assert float((found.double() - expected).abs().max() / expected.abs().max()) < limit
     width = {"bfloat16": 8, "float16": 8, "float64": 2}[dtype]
@@ -162,9 +174,9 @@ def test_special_values_are_pytorchs(folder: Path) -> None:
 def test_the_variance_of_a_long_row_is_as_exact_as_that_of_a_short_one(folder: Path) -> None:
     x = torch.rand(1, 1 << 20, generator=torch.Generator().manual_seed(0))
     made = printed(lambda x: x.var(1), [x], "long", form="loop", warps=1)
-    with cuda_on_cpu(folder) as launches:
+    with cuda_on_cpu(folder) as cpu:
         (found,) = call(made, x)
-    assert launches and abs(found.item() / x.double().var(1).item() - 1) < 5e-7
+    assert cpu.launches and abs(found.item() / x.double().var(1).item() - 1) < 5e-7
 
 
 @needs_gxx
@@ -172,10 +184,10 @@ def test_a_tensor_that_begins_anywhere_is_read_element_by_element(folder: Path) 
     held = torch.randn(1 + 64 * 8)
     x = held[1:].reshape(64, 8)
     made = printed(torch.tanh, [torch.empty(64, 8)], "odd")
-    with cuda_on_cpu(folder) as launches:
+    with cuda_on_cpu(folder) as cpu:
         (found,) = call(made, x)
         call(made, x.clone())
-    assert launches == ["k_odd_tiles_narrow", "k_odd_tiles"]
+    assert cpu.launches == ["k_odd_tiles_narrow", "k_odd_tiles"]
     torch.testing.assert_close(found, torch.tanh(x))
 
 

@@ -12,7 +12,7 @@ import math
 import random
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,7 @@ def test_fast_gelu_keeps_its_digits_far_below_zero(rows):
     assert "16.0" not in rows["erf float32"]["source"] and "16.0" not in rows["gelu float16"]["source"]
 
 
+@cache
 def instructions(folder: Path, op: str, fast: str) -> int:
     """Machine instructions of a kernel for sm_90 that applies `op` to each element."""
     import triton
@@ -215,6 +216,11 @@ def instructions(folder: Path, op: str, fast: str) -> int:
     return sum(";" in line and "NOP" not in line for line in compiled.asm["sass"].splitlines())
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.mark.parametrize(
     ("op", "dtype", "share"),
     [
@@ -229,9 +235,9 @@ def instructions(folder: Path, op: str, fast: str) -> int:
         ("cos", "float32", 0.3),
     ],
 )
-def test_the_fast_form_takes_fewer_instructions(tmp_path, op, dtype, share):
+def test_the_fast_form_takes_fewer_instructions(folder, op, dtype, share):
     accurate = {"gelu_gate": "erf", "log1p_unit": "log1p"}.get(op, op)
-    assert instructions(tmp_path, op, dtype) < share * instructions(tmp_path, accurate, "")
+    assert instructions(folder, op, dtype) < share * instructions(folder, accurate, "")
 
 
 def test_how_far_a_softplus_is_above_a_relu_takes_no_logarithm(rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from qimeng.graph import capture, decompose, decompose_once
 from qimeng.graph.decompose_once import NotByKinds
 from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.parts import IGNORED
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from tests.suite.problem import Problem, problems
@@ -118,28 +120,22 @@ def unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "rolled", lambda graph: graph)
 
 
-STAYS = decompose._stays
-
-
-def from_nodes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Decompose programs of so many nodes by kinds, and smaller ones whole."""
-    for name in ("SOME", "MANY"):
-        monkeypatch.setattr(decompose, name, count)
-    monkeypatch.setattr(decompose, "_stays", STAYS if not count else lambda table, operator: False)
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decompose programs in one piece."""
+    monkeypatch.setattr(capture, "decomposed", decompose._whole)
 
 
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of kinds of every program that was decomposed by kinds, whatever its size."""
+    """The number of kinds of every program that was decomposed by kinds."""
     counted: list[int] = []
 
-    def counting(calls: Iterable[Any], whole: Callable[[Any], Any], real: Any = decompose_once._decompose) -> None:
+    def counting(calls: Iterable[Any], trace: Any, real: Any = decompose_once._decompose) -> None:
         """Counts, then decomposes."""
         counted.append(len(list(calls)))
-        real(calls, whole)
+        real(calls, trace)
 
     monkeypatch.setattr(decompose_once, "_decompose", counting)
-    from_nodes(monkeypatch, 0)
     return counted
 
 
@@ -149,7 +145,7 @@ def test_a_loop_has_the_same_graph(
 ) -> None:
     found = text_of(graph_of(make))
     assert len(kinds) == 1
-    from_nodes(monkeypatch, 1 << 30)
+    whole(monkeypatch)
     assert text_of(graph_of(make)) == found and len(kinds) == 1
 
 
@@ -157,12 +153,6 @@ def test_the_work_does_not_grow_with_the_steps(kinds: list[int]) -> None:
     for steps in (STEPS, 3 * STEPS):
         graph_of(Gated, steps)
     assert kinds[0] == kinds[1]
-
-
-def test_small_programs_are_decomposed_in_one_piece(kinds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    from_nodes(monkeypatch, decompose_once.SOME)
-    graph_of(Simple)
-    assert not kinds
 
 
 def test_operators_that_stay_are_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,23 +163,29 @@ def test_operators_that_stay_are_not_traced_again(monkeypatch: pytest.MonkeyPatc
     def made() -> str:
         return text_of(capture.capture(Module, lambda: (torch.empty(3, 2),)))
 
-    from_nodes(monkeypatch, 1 << 30)
-    found = made()
-    monkeypatch.setattr(decompose, "_stays", STAYS)
+    with monkeypatch.context() as patch:
+        whole(patch)
+        found = made()
     monkeypatch.setattr(decompose, "_whole", None)  # called, it raises
+    monkeypatch.setattr(decompose, "traced", None)
     assert made() == found
 
 
-@pytest.mark.parametrize(("steps", "once"), [(STEPS, False), (3 * STEPS, True)])
-def test_larger_ones_by_kinds_where_calls_are_repeated(
-    steps: int, once: bool, kinds: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from_nodes(monkeypatch, 1 << 30)
-    monkeypatch.setattr(decompose, "SOME", 0)
-    monkeypatch.setattr(decompose, "_stays", STAYS)
-    monkeypatch.setattr(decompose, "REPEATED", 4.0 * STEPS)
-    graph_of(Gated, steps)
-    assert bool(kinds) == once
+class Constants(nn.Module):
+    """Tensors made of Python numbers, which torch.export detaches in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x > torch.tensor(0.5), x.square() * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), x)
+
+
+def test_tensors_of_numbers_are_no_change_in_place(kinds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> str:
+        return text_of(capture.capture(Constants, lambda: (torch.empty(3, 5),), values=True))
+
+    found = made()
+    assert kinds
+    whole(monkeypatch)
+    assert made() == found
 
 
 def test_a_loop_that_writes_in_place_is_decomposed_in_one_piece(
@@ -197,7 +193,7 @@ def test_a_loop_that_writes_in_place_is_decomposed_in_one_piece(
 ) -> None:
     found = text_of(graph_of(Written))
     assert not kinds
-    from_nodes(monkeypatch, 1 << 30)
+    whole(monkeypatch)
     assert text_of(graph_of(Written)) == found
 
 
@@ -229,23 +225,30 @@ def test_what_depends_on_more_than_its_kind_is_refused_and_the_program_left_alon
     exported = torch.export.export(Module(), (torch.rand(3, 2),), strict=False)
     before = str(exported.graph)
     with pytest.raises(NotByKinds, match=reason):
-        decompose_once.decompose_once(exported, decompose._whole)
+        decompose_once.decompose_once(exported, decompose.traced)
     assert str(exported.graph) == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", [p for p in problems() if not p.whole][::4], ids=lambda p: p.name)
-def test_problems_have_the_same_graph_but_for_numbers_in_names(
-    problem: Problem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every fourth problem, for time's sake; each is captured twice."""
+def test_problems_have_the_same_graph(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fourth problem, for time's sake; each is exported once and decomposed twice."""
     spec = KernelSpec.of(problem.make(), problem.examples(), **problem.options)
     texts = []
-    for many in (0, 1 << 30):
-        from_nodes(monkeypatch, many)
-        graph = capture_spec(spec, verify=False)
-        text = text_of(graph)
-        for number, name in enumerate(graph.nodes):
-            text = text.replace(repr(name), f"#{number}")
-        texts.append(text)
-    assert texts[0] == texts[1]
+
+    def text(exported: Any) -> str:
+        nodes = [n for n in exported.graph.nodes if str(n.target) not in IGNORED]
+        return str([(n.op, n.name, n.target, n.args, n.kwargs) for n in nodes]) + str(exported.graph_signature)
+
+    def twice(exported: Any) -> Any:
+        """Writes down what becomes of a copy in one piece, and of the program by kinds."""
+        one_piece = text(decompose._whole(copy.copy(exported)))
+        made = decompose.decomposed(exported)
+        texts.append((one_piece, text(made)))
+        return made
+
+    monkeypatch.setattr(capture, "decomposed", twice)
+    capture_spec(spec, verify=False)
+    assert texts
+    for one_piece, by_kinds in texts:
+        assert one_piece == by_kinds

@@ -11,6 +11,7 @@ import json
 import random
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,11 @@ from qimeng.coder.template.families.tile.cuda_moves import cuda_schedules
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.family import Unsupported, covering
 from qimeng.graph.capture import CaptureError
-from qimeng.graph.opgraph import Value
 from qimeng.graph.region import Region
 from qimeng.interfaces import Request
-from qimeng.program.program import Program
+from qimeng.program.program import Implementation, Program
 from qimeng.program.verify import capture_spec
-from tests.coder.cuda_on_cpu import cuda_on_cpu
+from tests.coder.cuda_on_cpu import Compiled, cuda_on_cpu
 from tests.suite.problem import Problem, problems
 from tests.suite.run import DEVICE, check, evaluate, spec_of
 
@@ -37,7 +37,7 @@ SHAPES = (
 )  # fmt: skip
 
 
-def run(problem: Problem, fusions: int) -> dict[str, Any]:
+def run(problem: Problem, fusions: int, cpu: Compiled) -> dict[str, Any]:
     """What came of one problem: kernels that were right, regions that have none, and what was wrong."""
     row: dict[str, Any] = {"problem": problem.name, "right": 0, "left": {}, "wrong": []}
     spec = spec_of(problem)
@@ -47,20 +47,30 @@ def run(problem: Problem, fusions: int) -> dict[str, Any]:
         return {**row, "left": {"the whole": str(error)}}
     values, program = evaluate(graph, spec), Program.start(graph)
     seen: set[str] = set()
+    cases: list[tuple[Region, Implementation]] = []
     choose = random.Random(problem.name)
     for _ in range(fusions + 1):
         for region in program.regions:
             if region.signature not in seen:
                 seen.add(region.signature)
-                _try(region, values, row)
+                cases += [(region, made) for made in _printed(region, row)]
         legal = [a for a in legal_actions(program, Context(DEVICE, CODER)) if a.kind == "fusion"]
         if not legal:
             break
         program = CODER.write(Request(program, choose.choice(legal), DEVICE)).apply(program)
+    cpu.together([made for _, made in cases])
+    for region, made in cases:
+        try:
+            check(region, made, values)
+            row["right"] += 1
+        except Exception as error:  # noqa: BLE001  the row must come back
+            text = "".join(traceback.format_exception(error)[-1:])[:600]
+            row["wrong"].append(f"{region.label()}, {made.schedule}: {text}")
     return row
 
 
-def _try(region: Region, values: dict[Value, Any], row: dict[str, Any]) -> None:
+def _printed(region: Region, row: dict[str, Any]) -> Iterator[Implementation]:
+    """The region under each schedule; why there is none is left in `row`."""
     try:
         family, plan = covering(region)
         if family.name != "tile":
@@ -70,20 +80,12 @@ def _try(region: Region, values: dict[Value, Any], row: dict[str, Any]) -> None:
         return
     plain = TileSchedule(language="cuda", block_p=1, block_r=1, stages=1)
     schedules = cuda_schedules(plan, DEVICE)[:1] + [plain.but(**s) for s in (SHAPES if plan.passes else ())]
-    for schedule in schedules:
+    for number, schedule in enumerate(schedules):
         try:
-            made = family.print(plan, schedule, f"k{region.signature[:8]}")
+            yield family.print(plan, schedule, f"k{region.signature[:8]}")
         except Unsupported as error:
-            if schedule is schedules[0]:
+            if number == 0:
                 row["left"][region.label()] = str(error)
-            continue
-        try:
-            check(region, made, values)
-            row["right"] += 1
-        except Exception as error:  # noqa: BLE001  the row must come back
-            row["wrong"].append(
-                f"{region.label()}, {schedule}: {''.join(traceback.format_exception(error)[-1:])[:600]}"
-            )
 
 
 if __name__ == "__main__":
@@ -91,7 +93,7 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*")
     parser.add_argument("--fusions", type=int, default=2)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, cuda_on_cpu(Path(folder)):
+    with tempfile.TemporaryDirectory() as folder, cuda_on_cpu(Path(folder)) as cpu:
         for one in problems():
             if not options.names or any(name in one.name for name in options.names):
-                print(json.dumps(run(one, options.fusions)), flush=True)
+                print(json.dumps(run(one, options.fusions, cpu)), flush=True)

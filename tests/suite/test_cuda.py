@@ -27,6 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", SOME)
 def test_its_kernels_are_right(name: str, folder: Path) -> None:
     (problem,) = (p for p in problems() if p.name == name)
-    with cuda_on_cpu(folder):
-        row = run(problem, fusions=1)
+    with cuda_on_cpu(folder) as cpu:
+        row = run(problem, 1, cpu)
     assert row["right"] and not row["wrong"], "\n".join(row["wrong"])
