@@ -5,6 +5,7 @@ Deals in seconds and threads. Knows nothing about what is called.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import math
@@ -148,7 +149,7 @@ def patience(what: str, most: float = math.inf, busy: float = math.inf) -> Itera
             wait = AGAIN_S
 
     ended = threading.Event()
-    threading.Thread(target=fire, daemon=True).start()
+    _thread.start_new_thread(fire, ())  # `threading.Thread` would wait for its start: longer than many a call takes
     try:
         try:
             yield
@@ -165,7 +166,8 @@ def patience(what: str, most: float = math.inf, busy: float = math.inf) -> Itera
         if fired and not in_main:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
         if in_main:
-            time.sleep(0.001 if fired else 0.0)  # a signal on its way arrives before the handler is gone
+            if fired:
+                time.sleep(0.001)  # a signal on its way arrives before the handler is gone
             signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
 
 

@@ -127,6 +127,14 @@ def test_in_another_thread_as_well(short):
     assert found[0].startswith("it did not end within 0.3 s; a computation must end") and found[1:] == ["went on"]
 
 
+def test_a_short_call_does_not_wait_for_its_watch(monkeypatch: pytest.MonkeyPatch):
+    """`Thread.start` returns when the other thread has run, and a pause of no length gives the processor away."""
+    monkeypatch.setattr(threading.Thread, "start", None)
+    monkeypatch.setattr(time, "sleep", None)
+    with patience("short"):
+        pass
+
+
 def test_what_ends_in_time_is_left_alone(short):
     for _ in range(200):
         with patience("it"):
