@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-import os
 import pkgutil
 import re
 import subprocess
@@ -31,6 +30,7 @@ from qimeng.program.verify import capture_spec
 from qimeng.report.meanings import MEANINGS
 from qimeng.spec.declared import unregister_weights
 from qimeng.testing import FakeEvaluator
+from tests.interpreted import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -248,10 +248,7 @@ def test_the_reference_has_every_name_that_documents_import() -> None:
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    )
+    done = ended("-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path), NO_MKDOCS_2_WARNING="1")
     assert done.returncode == 0 and not done.stderr, done.stderr
     for page in ("index", "tutorial", "commands", "gallery", "api", "results", *(f"actions/{k}" for k in kinds())):
         assert (tmp_path / f"{page}.html").stat().st_size > 5000, page
