@@ -160,9 +160,9 @@ def test_the_commands_that_a_document_names_exist(path: Path) -> None:
     }
     from qimeng.cli import app
 
+    whole = get_command(app)
     for line in re.findall(r"(?:^|`)qimeng ((?:[a-z].*?))(?:$|`)", text, re.MULTILINE):
-        words = line.partition("#")[0].split()
-        command = get_command(app)
+        words, command = line.partition("#")[0].split(), whole
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
         alone = getattr(command, "invoke_without_command", True)  # a group that does something by itself is a command
