@@ -12,6 +12,7 @@ import runpy
 import sys
 import traceback
 import warnings
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,17 +51,30 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def ended(*command: str, timeout: float = 300) -> Ended:
-    """Run `command` as `rows_of` does, to whatever end; `torch.compile` leaves all to eager mode: no g++."""
+def ended(*command: str, timeout: float = 300, **environment: str) -> Ended:
+    """Run `command` as `rows_of` does, to whatever end; `torch.compile` leaves all to eager mode: no g++.
+
+    Args:
+        command: as for `rows_of`.
+        timeout: seconds that it may take.
+        environment: variables that it has besides.
+    """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "shown"
-        code = _call("run_to_the_end", command, path, timeout, True)
+        code = _call("run_to_the_end", command, path, timeout, True, environment)
         return Ended(code, path.read_text(), path.with_suffix(".err").read_text())
 
 
-def _call(function: str, command: tuple[str, ...], path: Path, timeout: float, interpret: bool) -> Any:
+def _call(
+    function: str,
+    command: tuple[str, ...],
+    path: Path,
+    timeout: float,
+    interpret: bool,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
     server = shared_server(INTERPRETED if interpret else COMPILED)
-    environment = {"TRITON_INTERPRET": "1"} if interpret else {}
+    environment = {**({"TRITON_INTERPRET": "1"} if interpret else {}), **(environment or {})}
     process = server.start("tests.interpreted:main", environment=environment, sandbox="off")
     try:
         return process.call(function, timeout, words=command, path=path)[0]

@@ -56,20 +56,26 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert links and not [link for link in links if not (path.parent / link).exists()]
 
 
-IN_JUPYTER = "first_kernel"
+IN_JUPYTER = "your_own_llm"
 """The notebook that a kernel of Jupyter runs. The others run in this process, where all that they need is started: for
 each of theirs, and for each command of theirs, it would be started again."""
 
 SMALLER = {
-    "torch.rand(256, 512)": "torch.rand(32, 512)",
-    '"softmax"), 12)': '"softmax"), 5)',
-    '("pointwise",), 6)': '("pointwise",), 3)',
+    "torch.rand(256, 512": "torch.rand(32, 512",
+    '"softmax"), 12)': '"softmax"), 3)',
+    '("pointwise",), 6)': '("pointwise",), 2)',
     "epochs = 4\n": "epochs = 1\n",
+    "others = 7\n": "others = 1\n",
+    "episodes = 2\n": "episodes = 1\n",
+    "steps = 32\n": "steps = 16\n",
     "imitation.epochs=8": "imitation.epochs=1",
     '"--evaluations", 60': '"--evaluations", 20',
     "evaluations=8, seconds=60": "evaluations=4, seconds=60",
+    "torch.nn.Linear(1024, 512), torch.randn(1, 1024)": "torch.nn.Linear(512, 256), torch.randn(1, 512)",
+    "512 // BLOCK_N": "256 // BLOCK_N",
+    "1024 // BLOCK_K": "512 // BLOCK_K",
 }
-"""Rows that Triton's interpreter takes one by one, trees, passes over them: fewer where cells run in this process."""
+"""Weights, rows that Triton's interpreter takes one by one, trees, passes over them: fewer where cells run here."""
 
 
 def test_what_is_made_smaller_is_there() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -22,6 +23,10 @@ SHARE = 0.9
 """Share of the best-known log-gain that counts as there."""
 
 RESAMPLES, LEVEL = 4000, 0.95
+
+
+Table = list[list[ReplayRow]]
+"""The rows of one method: for each spec, those of all seeds."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +55,12 @@ class MethodFigures:
         specs: how many.
         runs: replays: specs times seeds.
         shares: evaluations to the mean share of the best-known log-gain (mean over seeds, then over specs).
-        curve: the same after 1, 2, 3 … evaluations.
         needed: median number of evaluations to `SHARE` of it over all replays, misses counted as all evaluations.
         missed: share of the replays that never got there.
         unanswered: share of the replays that did not because the tree knew nothing more where they had gone.
         coverage: mean share of the legal actions that the trees had an answer for.
+        length: evaluations that every replay has.
+        table: the rows.
     """
 
     method: Method
@@ -63,11 +69,17 @@ class MethodFigures:
     specs: int
     runs: int
     shares: dict[int, Figure]
-    curve: tuple[Figure, ...]
     needed: Figure
     missed: float
     unanswered: float
     coverage: float
+    length: int
+    table: Table = field(repr=False)
+
+    @cached_property
+    def curve(self) -> tuple[Figure, ...]:
+        """The shares after 1, 2, 3 … evaluations; a table needs few of them."""
+        return tuple(_share(self.table, n) for n in range(1, self.length + 1))
 
 
 def summarize(rows: Iterable[ReplayRow]) -> tuple[MethodFigures, ...]:
@@ -195,10 +207,6 @@ def percents(figure: Figure) -> str:
     return f"{100 * figure.value:.0f} % ({100 * figure.low:.0f} … {100 * figure.high:.0f})"
 
 
-Table = list[list[ReplayRow]]
-"""The rows of one method: for each spec, those of all seeds."""
-
-
 def _parts(rows: Iterable[ReplayRow]) -> list[list[ReplayRow]]:
     """Rows that may be compared: of one device, estimated or measured."""
     found: dict[tuple[str, bool], list[ReplayRow]] = {}
@@ -219,7 +227,6 @@ def _tables(rows: Sequence[ReplayRow]) -> dict[Method, Table]:
 def _figures(method: Method, table: Table) -> MethodFigures:
     rows = [row for group in table for row in group]
     length = min(len(row.gains) for row in rows)
-    curve = tuple(bootstrap([_mean_share(group, n) for group in table]) for n in range(1, length + 1))
     missed = [row for row in rows if row.share(length) < SHARE]
     needs = [[row.evaluations_to(SHARE) for row in group] for group in table]
     return MethodFigures(
@@ -228,13 +235,18 @@ def _figures(method: Method, table: Table) -> MethodFigures:
         device=rows[0].device,
         specs=len(table),
         runs=len(rows),
-        shares={n: curve[n - 1] for n in AT if n <= length},
-        curve=curve,
+        shares={n: _share(table, n) for n in AT if n <= length},
         needed=bootstrap_median(needs),
         missed=len(missed) / len(rows),
         unanswered=sum(row.stopped == UNANSWERED for row in missed) / len(rows),
         coverage=sum(row.coverage for row in rows) / len(rows),
+        length=length,
+        table=table,
     )
+
+
+def _share(table: Table, evaluations: int) -> Figure:
+    return bootstrap([_mean_share(group, evaluations) for group in table])
 
 
 def _answered(group: Sequence[ReplayRow], evaluations: int) -> bool:

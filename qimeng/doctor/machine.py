@@ -32,7 +32,6 @@ SPACE = 1 << 30
 """Bytes that a folder should have left."""
 
 KERNEL = """
-import torch
 import triton
 import triton.language as tl
 
@@ -44,6 +43,8 @@ def double(x, y, n, BLOCK: tl.constexpr):
 
 
 def run(device):
+    import torch
+
     x = torch.arange(100.0, device=device)
     y = torch.empty_like(x)
     double[(1,)](x, y, 100, BLOCK=128)
@@ -58,7 +59,7 @@ def compile_for(*archs):
     source = ASTSource(fn=double, signature=signature, constexprs={(3,): 128})
     return all(triton.compile(source, target=GPUTarget("cuda", arch, 32)).asm["cubin"] for arch in archs)
 """
-
+"""Compiled without PyTorch, which takes a process two seconds to import."""
 
 CUDA_KERNEL = """
 import torch
@@ -184,7 +185,7 @@ def _kernel_in(folder: str, name: str, call: str, sandbox: str, text: str, varia
     program = (
         "from qimeng.envs.sandbox import Sandbox\n"
         f"Sandbox({sandbox!r}).enter({folder!r})\n"
-        "from qimeng.program.program import load_source\n"
+        "from qimeng.program.load import load_source\n"
         f"module = load_source({text!r}, 'doctor')\n"
         f"assert module.{call}, 'wrong result'\n"
     )

@@ -5,12 +5,10 @@ A process that compiles stands for a device from then on, so each way has one of
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.interpreted import rows_of
 
 TEXT = """
 @triton.jit
@@ -37,6 +35,8 @@ def run(x0):
 VALUES = {"right": "tl.load(x_ptr + i)", "wrong": "tl.nothing(x_ptr)"}
 CODE = """
 import json
+import os
+os.environ['TRITON_CACHE_DIR'] = {cache}
 from qimeng.backend import triton_ahead, triton_compile
 from qimeng.device import device_named
 from qimeng.graph.opgraph import Meta
@@ -55,16 +55,15 @@ for text in {texts}:
 """
 
 
-def compiled(ahead: bool, cache: Path) -> list[dict[str, Any]]:
+def compiled(ahead: bool, folder: Path) -> list[dict[str, Any]]:
     texts = [TEXT.format(value=value) for value in VALUES.values()]
-    command = [sys.executable, "-c", CODE.format(ahead=ahead, texts=texts)]
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()[-len(texts) :]]
+    script = folder / f"{ahead}.py"
+    script.write_text(CODE.format(ahead=ahead, texts=texts, cache=repr(str(folder / str(ahead)))))
+    return rows_of(str(script), interpret=False)
 
 
 def test_kernels_compiled_by_children_are_those_of_this_process(tmp_path: Path) -> None:
-    alone, ahead = (compiled(forks, tmp_path / str(forks)) for forks in (False, True))
+    alone, ahead = (compiled(forks, tmp_path) for forks in (False, True))
     assert [row.pop("forked") for row in alone] == [0, 0] and [row.pop("forked") for row in ahead] == [2, 2]
     assert alone == ahead
     assert [row["error"] is None for row in alone] == [True, False]

@@ -18,7 +18,7 @@ from qimeng.interfaces import EngineReport, Evaluation, Gate, Timing
 from qimeng.interfaces.faults import MACHINE_FAILED
 
 
-def of_text(text: str, card: Card) -> Evaluation:
+def of_text(text: str, card: Card | None) -> Evaluation:
     """What is to be said of a program with this text."""
     if text.startswith("wrong"):
         return Evaluation(Gate.PROGRAM, "other values", "wrong")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-import os
 import pkgutil
 import re
 import subprocess
@@ -31,6 +30,7 @@ from qimeng.program.verify import capture_spec
 from qimeng.report.meanings import MEANINGS
 from qimeng.spec.declared import unregister_weights
 from qimeng.testing import FakeEvaluator
+from tests.interpreted import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -160,9 +160,9 @@ def test_the_commands_that_a_document_names_exist(path: Path) -> None:
     }
     from qimeng.cli import app
 
+    whole = get_command(app)
     for line in re.findall(r"(?:^|`)qimeng ((?:[a-z].*?))(?:$|`)", text, re.MULTILINE):
-        words = line.partition("#")[0].split()
-        command = get_command(app)
+        words, command = line.partition("#")[0].split(), whole
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
         alone = getattr(command, "invoke_without_command", True)  # a group that does something by itself is a command
@@ -248,10 +248,7 @@ def test_the_reference_has_every_name_that_documents_import() -> None:
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    )
+    done = ended("-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path), NO_MKDOCS_2_WARNING="1")
     assert done.returncode == 0 and not done.stderr, done.stderr
     for page in ("index", "tutorial", "commands", "gallery", "api", "results", *(f"actions/{k}" for k in kinds())):
         assert (tmp_path / f"{page}.html").stat().st_size > 5000, page

@@ -75,3 +75,8 @@ def test_folders_without_space_or_rights_say_what_to_set(tmp_path: Path, monkeyp
     (tmp_path / "file").write_text("")
     found = machine._folder("cache", tmp_path / "file" / "below")
     assert found.works is False and "set TMPDIR or QIMENG_CACHE" in found.details
+
+
+def test_a_process_that_only_compiles_does_without_pytorch() -> None:
+    light = "compile_for(80) and 'torch' not in __import__('sys').modules"
+    assert machine._kernel("light", light) == machine.Check("light", True, "")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable
 
 import pytest
+
+from tests.interpreted import rows_of
 
 Elsewhere = Callable[[Callable[[], None]], None]
 
 
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[Elsewhere]:
+@pytest.fixture
+def elsewhere() -> Elsewhere:
     """Calls a function of a module in another process; what it raises is raised here."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        yield lambda body: pool.submit(body).result()
+
+    def call(body: Callable[[], None]) -> None:
+        rows_of("-m", "tests.integration.calling", body.__module__, body.__name__, interpret=False)
+
+    return call

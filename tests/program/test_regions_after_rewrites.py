@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from transformers import ViTConfig, ViTModel
 
 from qimeng.actions import Context, kind_named
 from qimeng.coder.template.coder import TemplateCoder
@@ -18,6 +17,8 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "i
 
 class Images(torch.nn.Module):
     def __init__(self) -> None:
+        from transformers import ViTConfig, ViTModel
+
         super().__init__()
         config = ViTConfig(image_size=16, patch_size=8, **SIZES)
         self.model = ViTModel(config, add_pooling_layer=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from qimeng.store import Store
 from qimeng.testing import ScriptedPlanner
 from tests.coder.llm.endpoint import KEY, Endpoint, Says, fence, served
 
-pytest.importorskip("openai", reason="needs the extra llm")
+pytestmark = pytest.mark.skipif(find_spec("openai") is None, reason="needs the extra llm")
 
 RIGHT = """
 @triton.jit

@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ import pytest
 
 from qimeng.coder.llm.chat import KINDS, ChatError, Message, Reply
 from qimeng.coder.llm.keys import key_for
+from qimeng.coder.llm.openai_chat import LONGEST_WAIT_S, MOST_BYTES, OpenAIChat
+from qimeng.coder.named import coder_named
 from qimeng.interfaces import LASTING
 from tests.coder.llm.endpoint import KEY, Endpoint, Says, served
 
-pytest.importorskip("openai", reason="needs the extra llm")
-from qimeng.coder.llm.openai_chat import LONGEST_WAIT_S, MOST_BYTES, OpenAIChat
-from qimeng.coder.named import coder_named
+pytestmark = pytest.mark.skipif(find_spec("openai") is None, reason="needs the extra llm")
 
 ASKED = [Message("system", "you write"), Message("user", "write")]
 

@@ -44,6 +44,15 @@ def test_figures_are_means_over_specs_with_intervals() -> None:
     assert good.missed == 0 and bad.missed == pytest.approx(4 / 6)
 
 
+def test_a_table_computes_the_intervals_that_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[int]()
+    monkeypatch.setattr("experiments.planners.summary.bootstrap", lambda values: made.append(1) or bootstrap(values))
+    planners(rows())
+    assert len(made) == 2 * len(AT)
+    good, _ = summarize(rows())
+    assert len(good.curve) == 40 and [good.curve[n - 1] for n in AT] == list(good.shares.values())
+
+
 def test_only_specs_that_all_methods_have_are_compared() -> None:
     good, bad = summarize([*rows(), row("s9", GOOD, {1: 1.0})])
     assert good.specs == bad.specs == 6

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from qimeng.planner.lm.reading import PAD
 from qimeng.planner.lm.scoring import TOGETHER, ActionScorer, Scale, pack
 
-CONFIGS = {
-    "llama": LlamaConfig(
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": dict(
         vocab_size=50,
         hidden_size=32,
         intermediate_size=48,
@@ -19,7 +20,7 @@ CONFIGS = {
         num_key_value_heads=2,
         max_position_embeddings=64,
     ),
-    "qwen3": Qwen3Config(
+    "qwen3": dict(
         vocab_size=50,
         hidden_size=32,
         intermediate_size=48,
@@ -28,15 +29,17 @@ CONFIGS = {
         num_key_value_heads=2,
         head_dim=8,
     ),
-    "gpt2": GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "gpt2": dict(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64),
 }
 STATES = [[3, 4, 5, 6, 7], [9, 8]]
 ACTIONS = [[[1], [2, 3, 4], [2, 3, 5, 6]], [[7, 7], [11]]]
 
 
 def scorer(name: str = "llama", scale: Scale | None = None, features: int = 0) -> ActionScorer:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     torch.manual_seed(0)
-    config: PretrainedConfig = CONFIGS[name]
+    config = AutoConfig.for_model(name, **CONFIGS[name])
     return ActionScorer(AutoModelForCausalLM.from_config(config), features, scale).eval()
 
 
