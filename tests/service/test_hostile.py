@@ -73,7 +73,6 @@ def test_what_no_kernel_needs_is_refused_before_it_runs(jobs: Jobs, line: str) -
     [
         ("keep = [torch.empty(1 << 30) for _ in range(1000)]", ("memory", "error", "crash", "exit")),
         ("while True: print('x' * 10**6)", ("timeout", "late")),
-        ("while True: pass", ("timeout", "late")),
     ],
 )
 def test_what_never_ends_or_takes_all_memory_is_ended(jobs: Jobs, line: str, failures: tuple[str, ...]) -> None:
