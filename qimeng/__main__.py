@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+from qimeng.openmp import waiting
 
 
 def main() -> None:
     """Run the command line."""
+    os.environ.update(waiting(os.environ))  # before PyTorch is imported
     try:
         from qimeng import cli
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import qimeng
+from qimeng.__main__ import main as begin
 from qimeng.bench.row import append_row
 from qimeng.cli import main
 from qimeng.coder.llm.account import Account
@@ -460,3 +461,16 @@ def test_errors_are_one_line_and_exit_code_2(
     assert run(*arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("qimeng: ") and message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("said", "used"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_sleep_while_they_wait_unless_told_otherwise(
+    said: str | None, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", said or "")
+    if said is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    seen: list[str] = []
+    monkeypatch.setattr("qimeng.cli.main", lambda: seen.append(os.environ["OMP_WAIT_POLICY"]))
+    begin()
+    assert seen == [used]

@@ -30,6 +30,7 @@ LAYERS = (
         "interfaces",
         "graph",
         "library",
+        "openmp",
         "plugins",
         "program",
         "recipe",

@@ -14,7 +14,7 @@ SETTINGS = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "VIRTUAL_ENV",
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "CUDA_MODULE_LOADING",
     "CUDA_LAUNCH_BLOCKING", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "OMP_NUM_THREADS",
-    "TRITON_PTXAS_PATH", "TRITON_LIBCUDA_PATH", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
+    "OMP_WAIT_POLICY", "TRITON_PTXAS_PATH", "TRITON_LIBCUDA_PATH", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
 )  # fmt: skip
 """Environment variables that stay, where this machine's programs and devices are; all else goes: tokens, what is loaded
 beforehand, other settings and caches of Triton's and PyTorch's."""

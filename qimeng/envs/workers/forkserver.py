@@ -31,6 +31,7 @@ from qimeng.envs.workers.fork_loop import STATUS
 from qimeng.envs.workers.plain_text import plain_text
 from qimeng.errors import QimengError
 from qimeng.interfaces.faults import MACHINE_FAILED
+from qimeng.openmp import waiting
 
 PRELOAD = ("torch", "qimeng.envs.workers.worker", "qimeng.envs.workers.compile", "qimeng.envs.workers.preload:warm_up")
 """Modules that the server imports before it forks; after a colon, a function that it calls."""
@@ -389,7 +390,7 @@ def readable_within(files: Sequence[int], seconds: float) -> bool:
 
 def plain_environment() -> dict[str, str]:
     """The variables that processes get: where things are; no tokens or keys, no caches and settings of the user's."""
-    return {k: v for k, v in os.environ.items() if k in SETTINGS or k == "HOME"}
+    return {k: v for k, v in os.environ.items() if k in SETTINGS or k == "HOME"} | waiting(os.environ)
 
 
 def _root() -> Path:

@@ -22,6 +22,7 @@ from typing import Any
 import cloudpickle
 
 from qimeng.envs.sandbox.layer import end_with_parent
+from qimeng.openmp import waiting
 
 _SPAWN = multiprocessing.get_context("spawn")
 _starting = threading.Lock()
@@ -52,7 +53,7 @@ class TaskProcess:
     def __init__(self, environment: Mapping[str, str] | None = None):
         here, there = _SPAWN.Pipe()
         self._process = _SPAWN.Process(target=_serve, args=(there,))
-        with _starting, _variables(environment or {}), _without_main():
+        with _starting, _variables({**waiting(os.environ), **(environment or {})}), _without_main():
             self._process.start()
         there.close()
         self.pipe: Connection = here

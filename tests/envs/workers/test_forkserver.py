@@ -133,11 +133,12 @@ def test_what_a_process_leaves_behind_dies_with_it(server):
 
 def test_processes_get_no_secrets_and_a_folder_of_their_own(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     server = ForkServer(preload=())
     try:
         process = server.start("tests.envs.workers.test_forkserver:echo", "x", environment={"EXTRA": "1"})
         environment = process.call("environment", timeout_s=60)[0]
-        assert "OPENAI_API_KEY" not in environment
+        assert "OPENAI_API_KEY" not in environment and environment["OMP_WAIT_POLICY"] == "PASSIVE"
         assert environment["EXTRA"] == "1" and environment["TMPDIR"] == str(process.folder)
         assert process.call("folder", timeout_s=10)[0] == str(process.folder)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from qimeng.envs.workers.task_process import TaskProcess
 
 print("the main module runs", flush=True)
 process = TaskProcess({"COLOUR": "blue"})
-process.send(lambda task: (task + 1, __import__("os").environ["COLOUR"]), 1)
+process.send(lambda task: [task + 1, *(__import__("os").environ[k] for k in ("COLOUR", "OMP_WAIT_POLICY"))], 1)
 print(process.receive())
 process.dismiss(10)
 assert __file__.endswith("script.py")
@@ -23,8 +24,14 @@ assert __file__.endswith("script.py")
 def test_a_script_is_not_run_again_in_its_processes(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)  # without ``if __name__ == "__main__"``, and its function goes along all the same
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == ["the main module runs", "((2, 'blue'), None, True)"], done.stderr
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_WAIT_POLICY": "ACTIVE"},
+    )
+    assert done.stdout.splitlines() == ["the main module runs", "([2, 'blue', 'ACTIVE'], None, True)"], done.stderr
 
 
 def ask_twice(task: int) -> list[int]:
