@@ -200,7 +200,7 @@ def _decompose(calls: Sequence[_Call], trace: Trace) -> None:
         with fake_tensors(), torch.no_grad():
             made = [torch.empty_strided(shape, stride, dtype=t, device=place) for (shape, stride, t, place), _ in pool]
             graph, parts = trace([function(c, n) for c, n in zip(calls, numbers, strict=True)], made)
-    except Exception as error:  # torch's tracing raises many classes of its own, none of them public
+    except Exception as error:  # torch's tracing raises many classes of its own, none public; the slow way is taken
         raise NotByKinds("the calls cannot be traced by themselves") from error
     if any(n.op == "get_attr" for n in graph.nodes):
         raise NotByKinds("an operator makes a tensor of its own")

@@ -103,7 +103,7 @@ SPEC = KernelSpec.from_function(torch.relu, (torch.randn(4, 8),))
 REACHES = """for reach in (lambda: open('{outside}/secret').read(), lambda: __import__('os').listdir('{home}')):
     try:
         reach()
-    except Exception as error:
+    except PermissionError as error:
         tried.append(type(error).__name__)"""
 
 

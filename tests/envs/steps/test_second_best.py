@@ -92,6 +92,19 @@ def test_where_two_ways_are_wrong_a_third_takes_their_place() -> None:
     assert "another way to write its last kernel is not returned: gate region: too far off" in found.notes
 
 
+class Slow(Judge):
+    """Finds all but the first program of a final verification slower than PyTorch."""
+
+    def verify(self, program: Program) -> Evaluation:
+        found = super().verify(program)
+        return replace(found, timing=Timing(20.0, 0.01)) if len(self.finals) > 1 else found
+
+
+def test_where_a_way_is_too_slow_no_slower_one_is_tried() -> None:
+    judge = Slow({"ieee"})
+    assert result(judge, ThreeWays()).on_pytorch and judge.finals == ["ieee", "fp16x3"]
+
+
 def test_where_three_ways_are_wrong_pytorch_stays() -> None:
     judge = Judge({"ieee", "fp16x3", "bf16x6"})
     found = result(judge, ThreeWays())
