@@ -252,12 +252,13 @@ class Judge:
         """Call the program again and again on a few inputs, in any order: each time it has to be right.
 
         That shows a race, or a wrong call among many, where a call takes little: as many calls as fit in `REPEATS_S`.
-        Where the spec asks for it, each time with the same bits.
+        Where the spec asks for it, each time with the same bits: of slow programs more calls are compared then.
         """
         refs, sums = self.references, dict[int, set[tuple[int, ...]]]()
         trials = list(refs.fresh(1 if refs.plan.tidy else 2))
+        least = len(trials) * (4 if refs.spec.deterministic else 2)
         end, number = time.monotonic() + REPEATS_S, 0
-        while trials and number < REPEATS and (number < 2 * len(trials) or time.monotonic() < end):
+        while trials and number < REPEATS and (number < least or time.monotonic() < end):
             which = refs.draw_seed() % len(trials)
             found, error = self._one(worker, number, trials[which], Tally(), 0)
             if error is not None:
