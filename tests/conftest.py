@@ -6,7 +6,8 @@ import gc
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,63 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
 
 
+class DrawnByName(random.SystemRandom):
+    """Stands for the system's source of random numbers, which nobody can seed."""
+
+    source = random.Random()
+    test = ""
+
+    def random(self) -> float:
+        return self.source.random()
+
+    def getrandbits(self, k: int) -> int:
+        return self.source.getrandbits(k)
+
+
+random.SystemRandom = DrawnByName  # type: ignore[misc]  # before a module keeps one that it makes when it is imported
+
+
+def seed_all(name: str) -> None:
+    """Whatever draws in this process draws as `name` says, whichever tests ran here before."""
+    import numpy
+    import torch
+
+    number = zlib.crc32(name.encode())
+    DrawnByName.source.seed(name)
+    random.seed(name)
+    numpy.random.seed(number)
+    torch.default_generator.manual_seed(number)  # `torch.manual_seed` formats a stack for a GPU that is not there
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew instead of comparing")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, Any]:
+    seed_all(collector.nodeid)  # what a file draws when it is imported
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> Generator[None, Any, Any]:
+    """What tests share is the same whichever of them is the first one to need it."""
+    if fixturedef.scope != "function":
+        seed_all(f"{fixturedef.baseid}::{fixturedef.argname}::{getattr(request, 'param_index', 0)}")
+    found = yield
+    if fixturedef.scope != "function":
+        seed_all(DrawnByName.test)
+    return found
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """All that a test draws, the judge's secret seeds as well, follows from its name: what fails once fails again."""
+    DrawnByName.test = item.nodeid
+    seed_all(item.nodeid)
 
 
 def pytest_collection_finish() -> None:
@@ -57,15 +112,6 @@ def _has_gpu() -> bool:
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing is left in the user's cache, and nothing taken from it."""
     os.environ["QIMENG_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(autouse=True)
-def drawn_by_name(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The judge's secret seeds follow from the test's name: what fails once fails again."""
-    source = random.Random(request.node.nodeid)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random, "SystemRandom", lambda: source)
-        yield
 
 
 @pytest.fixture(scope="session")
