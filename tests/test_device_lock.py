@@ -1,74 +1,100 @@
+import fcntl
 import multiprocessing
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from qimeng import device_lock
 from qimeng.device_lock import DeviceLock, lock_path
 
 
 class Log:
-    """Who was on the device when, from threads that each open the lock for themselves."""
+    """Who was on the device when, from threads that each open the lock for themselves.
+
+    Attributes:
+        waiting: names of threads that have to wait for a lock.
+        go: set when whoever is on the device may leave it.
+    """
 
     def __init__(self, path: Path):
-        self.path, self.events = str(path), []
+        self.path, self.events = str(path), list[str]()
+        self.waiting, self.go = set[str](), threading.Event()
 
-    def start(self, name: str, kind: str, hold_s: float) -> threading.Thread:
+    def flock(self, file: int, how: int) -> None:
+        try:
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if how & fcntl.LOCK_NB:
+                raise
+            self.waiting.add(threading.current_thread().name)
+            fcntl.flock(file, how)
+
+    def start(self, name: str, kind: str) -> threading.Thread:
+        """A thread that is on the device, or has to wait for it, when this returns."""
+
         def run() -> None:
             lock = DeviceLock(self.path)
             with getattr(lock, kind)():
                 self.events.append(f"+{name}")
-                time.sleep(hold_s)
+                self.go.wait(60)
                 self.events.append(f"-{name}")
             lock.close()
 
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=run, name=name)
         thread.start()
-        time.sleep(0.1)
+        while f"+{name}" not in self.events and name not in self.waiting:
+            time.sleep(0.01)
         return thread
 
+    def end(self, *threads: threading.Thread) -> None:
+        self.go.set()
+        for thread in threads:
+            thread.join()
 
-def test_many_may_check_at_once_and_one_measures_alone(tmp_path: Path) -> None:
-    log = Log(tmp_path / "lock")
-    threads = [log.start("a", "beside", 0.4), log.start("b", "beside", 0.4), log.start("c", "alone", 0.1)]
-    for thread in threads:
-        thread.join()
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
+    made = Log(tmp_path / "lock")
+    monkeypatch.setattr(device_lock, "fcntl", SimpleNamespace(**{**vars(fcntl), "flock": made.flock}))
+    return made
+
+
+def test_many_may_check_at_once_and_one_measures_alone(log: Log) -> None:
+    threads = [log.start("a", "beside"), log.start("b", "beside"), log.start("c", "alone")]
+    assert log.events == ["+a", "+b"]
+    log.end(*threads)
     assert log.events[:2] == ["+a", "+b"] and log.events[-2:] == ["+c", "-c"]
 
 
-def test_who_measures_is_not_overtaken_for_ever_by_those_who_check(tmp_path: Path) -> None:
-    log = Log(tmp_path / "lock")
-    threads = [log.start("a", "beside", 0.5), log.start("c", "alone", 0.1), log.start("b", "beside", 0.1)]
-    for thread in threads:
-        thread.join()
+def test_who_measures_is_not_overtaken_for_ever_by_those_who_check(log: Log) -> None:
+    log.end(log.start("a", "beside"), log.start("c", "alone"), log.start("b", "beside"))
     assert log.events == ["+a", "-a", "+c", "-c", "+b", "-b"]
 
 
-def test_turns_alone_follow_each_other_before_anybody_checks(tmp_path: Path) -> None:
-    log = Log(tmp_path / "lock")
-    names = [("a", "beside", 0.5), ("c", "alone", 0.3), ("b", "beside", 0.1), ("d", "alone", 0.1)]
-    for thread in [log.start(*name) for name in names]:
-        thread.join()
+def test_turns_alone_follow_each_other_before_anybody_checks(log: Log) -> None:
+    kinds = {"a": "beside", "c": "alone", "b": "beside", "d": "alone"}
+    log.end(*[log.start(name, kind) for name, kind in kinds.items()])
     assert log.events[:2] == ["+a", "-a"] and log.events[-2:] == ["+b", "-b"]
     assert sorted([log.events[2:4], log.events[4:6]]) == [["+c", "-c"], ["+d", "-d"]]
 
 
-def test_who_checks_steps_aside_for_who_waits_to_measure_and_goes_on_after(tmp_path: Path) -> None:
-    log = Log(tmp_path / "lock")
+def test_who_checks_steps_aside_for_who_waits_to_measure_and_goes_on_after(log: Log) -> None:
+    log.go.set()
     lock = DeviceLock(log.path)
     with lock.beside():
         lock.step_aside()  # nobody waits
         assert log.events == []
-        thread = log.start("c", "alone", 0.2)
+        first = log.start("c", "alone")
         assert log.events == []
         lock.step_aside()
         assert log.events == ["+c", "-c"]
-        other = log.start("d", "alone", 0.0)
+        second = log.start("d", "alone")
         assert log.events == ["+c", "-c"], "it is beside others again"
-    thread.join()
-    other.join()
+    log.end(first, second)
     lock.close()
 
 

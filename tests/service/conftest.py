@@ -29,8 +29,7 @@ def serving(pool: Callable[[], Any] = FakePool, limits: Limits | None = None, po
     taken = limits or Limits()
     jobs = Jobs(pool, taken, {})
     with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(("127.0.0.1", port))
+        _bind(listening, port)
         listening.listen()
         app = make_app(jobs, Tokens({"anna": TOKEN}))
         server = uvicorn.Server(config_of(app, taken, log_level="critical", timeout_graceful_shutdown=1))
@@ -44,6 +43,20 @@ def serving(pool: Callable[[], Any] = FakePool, limits: Limits | None = None, po
             server.should_exit = True
             thread.join()
             jobs.close()
+
+
+def _bind(made: socket.socket, port: int) -> None:
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        made.setsockopt(socket.SOL_SOCKET, option, 1)
+    made.bind(("127.0.0.1", port))
+
+
+@pytest.fixture
+def kept_port() -> Iterator[int]:
+    """A port on which nobody listens, and which no other process gets meanwhile: `serving` may listen there."""
+    with socket.socket() as made:
+        _bind(made, 0)
+        yield made.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -56,12 +56,13 @@ def test_what_does_not_end_is_ended(call, short):
 @pytest.mark.parametrize("in_main", [True, False])
 def test_what_waits_has_all_its_time_and_what_computes_a_part(in_main, short):
     def run() -> None:
-        with within(0.5), patience("it", busy=0.1):
+        with within(30.0), patience("it", busy=0.1):
             time.sleep(0.3)
         found.append("waited")
-        for call in (busy, asleep) if in_main else (busy,):
+        # a busy machine may take long to give a call 0.1 s of the processor
+        for call, seconds in ((busy, 30.0), (asleep, 0.5)) if in_main else ((busy, 30.0),):
             began = time.thread_time()
-            with within(0.5), pytest.raises(TooLong, match="did not end within 0.1 s"), patience("it", busy=0.1):
+            with within(seconds), pytest.raises(TooLong, match="did not end within 0.1 s"), patience("it", busy=0.1):
                 call()
             found.append(f"{time.thread_time() - began >= 0.1}")
 
@@ -160,19 +161,19 @@ class Long(torch.nn.Module):
     """Ends soon on real tensors, and takes minutes without values."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(20_000):
+        for _ in range(6_000):
             x = x + 1
         return x
 
 
 def test_a_long_loop_is_left_as_it_is_within_the_budget(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "LEAST_S", 2.0)
-    monkeypatch.setattr(room, "FEW_S", 0.5)
+    monkeypatch.setattr(room, "LEAST_S", 4.0)
+    monkeypatch.setattr(room, "FEW_S", 2.0)  # the module itself takes a hundredth of it
     task_of = KernelSpec.from_module(Long(), (torch.ones(4),))
     began = time.monotonic()
-    with within(2.0):
+    with within(4.0):
         task = make_task(task_of, evaluator=FakeEvaluator(), coder=FakeCoder())
-    assert re.search("half of the time left.*; a Python loop", task.reason) and time.monotonic() - began < 20
+    assert re.search("half of the time left.*; a Python loop", task.reason) and time.monotonic() - began < 60
 
 
 def test_a_model_that_never_ends_is_one_clear_error(short):

@@ -270,6 +270,9 @@ class Obedient(SerialEvaluator):
             raise ValueError("no")
         if text.startswith("sleep"):
             time.sleep(float(text.split()[1]))
+        if text.startswith("wait for "):
+            while not Path(text.removeprefix("wait for ")).exists():
+                time.sleep(0.01)
         return Evaluation(Gate.PASSED, timing=Timing(1.0, estimated=True), notes=(text, str(os.getpid())))
 
 
@@ -285,11 +288,15 @@ def pool() -> Iterator[LocalPool]:
     made.close()
 
 
-def test_answers_come_in_the_order_they_end(pool: LocalPool) -> None:
-    texts = ["sleep 0.5", "quick", "quicker", "quickest"]
+def test_answers_come_in_the_order_they_end(pool: LocalPool, tmp_path: Path) -> None:
+    texts = [f"wait for {tmp_path / 'others'}", "quick", "quicker", "quickest"]
     tickets = [pool.submit(EvaluationRequest(named(text))) for text in texts]
     assert list(pool.gather(tickets, timeout=0.0)) == []
-    found = [(t.request.program.source, e.notes) for t, e in pool.gather(tickets)]
+    found = []
+    for ticket, answer in pool.gather(tickets):
+        found.append((ticket.request.program.source, answer.notes))
+        if len(found) == 3:
+            (tmp_path / "others").touch()
     assert [text for text, _ in found] == [*texts[1:], texts[0]] and all(text == n[0] for text, n in found)
     assert len({n[1] for _, n in found}) == 2, "two processes"
     assert (pool.name, pool.version, pool.estimated) == ("Obedient", 3, True)
