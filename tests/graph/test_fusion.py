@@ -18,6 +18,7 @@ from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
 from qimeng.graph.region import Region, merge, merge_recomputing, partition, split
 from qimeng.interfaces import Request
 from qimeng.program.program import Program
+from tests.properties import PROPERTY
 
 SQUARE = Meta((64, 64), (64, 1), "float32")
 
@@ -65,7 +66,7 @@ def quickly(fusions: Fusions, a: Region, b: Region, recompute: bool) -> Region |
         return "illegal"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(PROPERTY, max_examples=60)
 @given(graphs(), st.data())
 def test_the_answer_is_that_of_the_partition_itself(graph: OpGraph, data: st.DataObject) -> None:
     regions = partition(graph)
@@ -92,7 +93,7 @@ def test_the_answer_is_that_of_the_partition_itself(graph: OpGraph, data: st.Dat
             continue
 
 
-@settings(max_examples=50, deadline=None)
+@settings(PROPERTY, max_examples=50)
 @given(graphs())
 def test_without_shared_nodes_a_merge_is_legal_where_the_contracted_graph_is_acyclic(graph: OpGraph) -> None:
     regions = partition(graph)

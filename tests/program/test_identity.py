@@ -25,6 +25,7 @@ from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.program.schedule import Schedule, family_field
 from qimeng.spec.call import Call
 from qimeng.testing import fake_kernel, sample_graph
+from tests.properties import PROPERTY
 
 META = Meta((4, 8), (8, 1), "float32")
 
@@ -100,7 +101,7 @@ def test_a_fallback_is_its_code() -> None:
     assert first != Program.start(small()).digest
 
 
-@settings(deadline=None, max_examples=25)
+@settings(PROPERTY, max_examples=25)
 @given(st.permutations(range(6)))
 def test_names_of_nodes_are_no_part_of_it(order: list[int]) -> None:
     graph = small()
@@ -122,7 +123,7 @@ def plain_start() -> Program:
     return Program.start(sample_graph())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(PROPERTY, max_examples=40)
 @given(
     st.lists(st.tuples(st.sampled_from(["fuse", "split", "write"]), st.integers(0, 9), st.integers(0, 9)), max_size=8)
 )
@@ -230,7 +231,7 @@ def test_a_change_of_an_implementation_is_another_program_and_another_patch(name
 
 
 @given(st.lists(st.sampled_from(["SIGNATURE", "HALF", "\0whole\0", "\0half\0", "\0", "x"]), max_size=4), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(PROPERTY, max_examples=60)
 def test_two_texts_never_become_one(words: list[str], data: st.DataObject) -> None:
     """Names made from a signature are left out, and nothing that an author may write stands for them."""
     program = Program.start(small())

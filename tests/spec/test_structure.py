@@ -14,6 +14,7 @@ from qimeng.spec import KernelSpec
 from qimeng.spec.leaf import Leaf, domain_of
 from qimeng.spec.source import Source
 from qimeng.spec.ways import Shuffled
+from tests.properties import PROPERTY
 
 Predicate = Callable[[torch.Tensor, torch.Tensor], bool]
 """Of what was drawn and the example."""
@@ -211,7 +212,7 @@ def test_what_holds_for_an_example_holds_for_others_like_it(kind: str) -> None:
     assert torch.equal(leaf.draw(Source(1, "cpu"), len(leaf.ways)), example), "as given"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(PROPERTY, max_examples=40)
 @given(st.lists(st.integers(0, 9), min_size=3, max_size=30), st.integers(0, 2**31))
 def test_offsets_keep_their_ends_and_the_lengths_of_their_segments(lengths: list[int], seed: int) -> None:
     offsets = torch.tensor([0, *lengths]).cumsum(0)
@@ -221,7 +222,7 @@ def test_offsets_keep_their_ends_and_the_lengths_of_their_segments(lengths: list
     assert int(drawn[0]) == 0 and int(drawn[-1]) == sum(lengths) and bool((drawn.diff() >= 0).all())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(PROPERTY, max_examples=60)
 @given(st.data())
 def test_whole_numbers_never_leave_the_range_seen(data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 8))
@@ -236,7 +237,7 @@ def test_whole_numbers_never_leave_the_range_seen(data: st.DataObject) -> None:
             assert all(len(set(row)) == columns for row in drawn.tolist())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(PROPERTY, max_examples=60)
 @given(st.data())
 def test_real_numbers_never_leave_the_range_seen(data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 9))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.utils.env_checker import data_equivalence as same
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qimeng.actions import ScheduleKind, legal_actions, register, unregister
@@ -32,11 +32,10 @@ from qimeng.program.schedule import Schedule
 from qimeng.recipe import Recipe
 from qimeng.store import Store
 from qimeng.testing import FakeEvaluator, fake_task
+from tests.properties import PROPERTY
 
 TRAJECTORY = st.lists(st.integers(0, 40), min_size=1, max_size=12)
-PROPERTY = settings(
-    max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FEW = settings(PROPERTY, max_examples=15)
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +258,7 @@ def test_rendering_prints_state_and_actions(task: Task) -> None:
 # ---- properties of random trajectories
 
 
-@PROPERTY
+@FEW
 @given(choices=TRAJECTORY, seed=st.integers(0, 9))
 def test_the_same_trajectory_gives_the_same_everything(task: Task, choices: list[int], seed: int) -> None:
     one, two = KernelOptimizationEnv(task, max_steps=16), KernelOptimizationEnv(task, max_steps=16)
@@ -268,7 +267,7 @@ def test_the_same_trajectory_gives_the_same_everything(task: Task, choices: list
     assert everything(one) == everything(two)
 
 
-@PROPERTY
+@FEW
 @given(choices=TRAJECTORY)
 def test_the_recipe_in_the_state_replays_to_the_same_program(task: Task, choices: list[int]) -> None:
     env = KernelOptimizationEnv(task, max_steps=16)
@@ -282,7 +281,7 @@ def test_the_recipe_in_the_state_replays_to_the_same_program(task: Task, choices
     assert recipe.replay(task.start.graph).digest == env.session.state.program.digest
 
 
-@PROPERTY
+@FEW
 @given(choices=TRAJECTORY, more=TRAJECTORY, others=TRAJECTORY)
 def test_a_fork_is_equal_and_stays_equal(task: Task, choices: list[int], more: list[int], others: list[int]) -> None:
     env = KernelOptimizationEnv(task, max_steps=16)
@@ -303,7 +302,7 @@ def test_a_fork_is_equal_and_stays_equal(task: Task, choices: list[int], more: l
     assert everything(again) == everything(env) and went is not None
 
 
-@PROPERTY
+@FEW
 @given(choices=TRAJECTORY)
 def test_what_is_offered_is_legal_and_masks_grow_only_by_refusals(task: Task, choices: list[int]) -> None:
     env = KernelOptimizationEnv(task, max_steps=16)
