@@ -35,6 +35,11 @@ def verdict(asked: str, card: Card) -> Evaluation:
     text = json.loads(asked)["fallback"]
     if text.startswith("sleep"):
         time.sleep(float(text.split()[1]))
+    if text.startswith("once "):
+        begun = Path(text.removeprefix("once "))
+        if not begun.exists():  # the next one who is asked answers
+            begun.touch()
+            time.sleep(600)
     return of_text(text, card)
 
 

@@ -144,12 +144,15 @@ def test_what_a_task_does_is_its_outcome_and_a_death_is_tried_elsewhere(nodes: N
         assert "sleep" in files, "what is cut off leaves its files as well"
 
 
-def test_a_keeper_that_dies_comes_back_and_its_work_is_done(nodes: Nodes, quick: None) -> None:
+def test_a_keeper_that_dies_comes_back_and_its_work_is_done(nodes: Nodes, quick: None, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
     fleet = Fleet(nodes.address, "B200")
     pool = ClusterPool(light.make, Measuring, fleet, lanes=1)
     try:
         assert pool.evaluate(request("before").program).ok and pool.home is not None
-        ticket = pool.submit(request("sleep 2"))
+        ticket, limit = pool.submit(request(f"once {begun}")), time.monotonic() + LONG_S
+        while not begun.exists() and time.monotonic() < limit:
+            time.sleep(0.02)
         (pid,) = (said["pid"] for said in described(fleet._ray, [pool.home], LONG_S).values())
         os.kill(pid, signal.SIGKILL)
         assert pool.ask(ticket.request, ticket).ok
