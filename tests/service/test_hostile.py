@@ -76,7 +76,7 @@ def test_what_no_kernel_needs_is_refused_before_it_runs(jobs: Jobs, line: str) -
     ],
 )
 def test_what_never_ends_or_takes_all_memory_is_ended(jobs: Jobs, line: str, failures: tuple[str, ...]) -> None:
-    found = judged(jobs, entry(line), seconds=60 if "memory" in failures else 3)
+    found = judged(jobs, entry(line), seconds=120 if "memory" in failures else 3)
     assert found.fault is not None and found.fault.failure in failures and not found.correct, found.fault
     assert len(found.fault.message) < 10_000
 

@@ -138,7 +138,7 @@ def test_the_time_of_a_request_is_for_all_its_tries() -> None:
     began = time.monotonic()
     (ticket,) = [engine.submit(request("x", seconds=0.2))]
     found = dict(engine.gather([ticket]))[ticket]
-    assert 0.2 <= time.monotonic() - began < 2
+    assert 0.2 <= time.monotonic() - began < 30
     assert (found.failure, found.fault, found.error) == ("late", Fault.MACHINE, "the judge took longer than 0.2 s")
     assert len(engine.stopped) == 1 and not engine.busy
     assert engine.report.again == {"machine": 1}, "it was given up, not asked again"

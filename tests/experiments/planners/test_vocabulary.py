@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,13 +116,13 @@ def test_a_step_is_ended_with_its_processes(monkeypatch: pytest.MonkeyPatch, tmp
     waits.write_text(f"#!/bin/sh\nsleep 100 & echo $! > {tmp_path / 'child'}\nwait\n")
     waits.chmod(0o755)
     monkeypatch.setattr(vocabulary.sys, "executable", str(waits))
-    assert vocabulary.run_step([], 1.0) == -signal.SIGTERM
+    assert vocabulary.run_step([], 2.0) == -signal.SIGTERM
     child = int((tmp_path / "child").read_text())
-    for _ in range(100):
-        if not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split(")")[1]:
-            return
-        time.sleep(0.05)
-    pytest.fail("a process of the step goes on")
+    state, end = Path(f"/proc/{child}/stat"), time.monotonic() + 30
+    with suppress(FileNotFoundError, ProcessLookupError):  # it may be gone between two looks
+        while "Z" not in state.read_text().split(")")[1]:
+            assert time.monotonic() < end, "a process of the step goes on"
+            time.sleep(0.05)
 
 
 def test_training_seeds_are_one_method() -> None:
