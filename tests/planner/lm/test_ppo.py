@@ -69,10 +69,10 @@ def test_the_last_step_ends_an_episode(model: PlannerModel, stored: Stored) -> N
 
 @pytest.mark.slow
 def test_ppo_earns_more_on_a_tree_that_takes_several_steps(model: PlannerModel, stored: Stored) -> None:
-    """One tree, since it is learnt in few steps: one of which chance finds half of the gain."""
-    settings = Ppo(steps=256, environments=8, rollout=8, batch=16, rate=2e-3, max_steps=8)
+    """One tree, since it is learnt in few steps: one of which chance finds three quarters of the gain."""
+    settings = Ppo(steps=512, environments=8, rollout=8, batch=16, rate=2e-3, max_steps=8)
     found = train(model, [stored[2].task], settings, LogSpeedupReward, offer=Offer.of(stored))
-    assert found[-1]["reward"] > found[0]["reward"] + 0.1 * np.log(stored[2].gain)
+    assert found[0]["reward"] < 0.9 * np.log(stored[2].gain) < found[-1]["reward"]
 
 
 def test_an_anchor_keeps_what_was_there(reader: Reader, tiny: MiniSize, stored: Stored) -> None:
@@ -80,7 +80,7 @@ def test_an_anchor_keeps_what_was_there(reader: Reader, tiny: MiniSize, stored: 
 
     def away(anchor: float) -> float:
         model = new_mini(reader.tokenizer, tiny, seed=3, length=128)
-        settings = Ppo(steps=32, environments=4, rollout=4, batch=16, rate=2e-3, max_steps=8, anchor=anchor)
+        settings = Ppo(steps=96, environments=4, rollout=4, batch=16, rate=2e-3, max_steps=8, anchor=anchor)
         train(model, [s.task for s in stored], settings, LogSpeedupReward, offer=Offer.of(stored))
         same = new_mini(reader.tokenizer, tiny, seed=3, length=128)
         env = make_environment(same, [s.task for s in stored], 8, offer=Offer.of(stored))
