@@ -44,7 +44,7 @@ def test_what_ran_out_beside_others_is_tried_again_without_them(path: str, share
 
     def long() -> str:
         inside.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         calls.append("other")
         return "passed"
 
@@ -55,7 +55,7 @@ def test_what_ran_out_beside_others_is_tried_again_without_them(path: str, share
 
     thread = threading.Thread(target=other.use, args=(long, lambda f: False, Clock()))
     thread.start()
-    assert inside.wait(20)
+    assert inside.wait(60)
     found = memory.use(mine, lambda f: f == "memory", clock)
     thread.join()
     assert found == ("passed" if shared else "memory")

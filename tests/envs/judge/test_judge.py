@@ -324,7 +324,7 @@ def test_evaluations_survive_json(evaluator, program):
 def loaded(evaluator: GpuEvaluator, source: str) -> Process:
     worker = evaluator.workers.start(evaluator.folder.as_posix())
     worker.await_ready()
-    worker.call("load", 10, source=source)
+    worker.call("load", PATIENCE_S, source=source)
     return worker
 
 
@@ -342,7 +342,7 @@ BUSY = "x = a[0].clamp(min=0)\nfor _ in range(160): a[0].exp()\nreturn (x,)"
 
 
 def milliseconds(evaluator: GpuEvaluator, worker: Process) -> float:
-    data, _ = worker.call("time", 10, seed=5, effort=Effort(min_calls=3, max_calls=3))
+    data, _ = worker.call("time", PATIENCE_S, seed=5, effort=Effort(min_calls=3, max_calls=3))
     return min(data["device_ms"])
 
 
@@ -521,7 +521,7 @@ def test_a_worker_knows_neither_reference_values_nor_seeds_of_other_trials(evalu
     worker = evaluator.workers.start(evaluator.folder.as_posix())
     try:
         pid = worker.await_ready()["pid"]
-        worker.call("load", 10, source=program.source)
+        worker.call("load", PATIENCE_S, source=program.source)
         assert evaluator.judge.check(worker, trials[:2]).ok
         assert memory_holds(pid, patterns) == set()
         assert evaluator.judge.check(worker, trials[2:]).ok

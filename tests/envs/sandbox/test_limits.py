@@ -40,7 +40,7 @@ def group_of(pid: int) -> list[int]:
 
 
 def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while group_of(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not group_of(pid)

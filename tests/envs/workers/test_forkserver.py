@@ -95,7 +95,7 @@ def test_every_end_has_its_class_and_the_next_process_is_well(server, command, a
     assert failed.value.kind == kind
     assert str(failed.value)
     good = start(server, "next")
-    assert good.call("say", timeout_s=10, word="one")[0] == "next one"
+    assert good.call("say", timeout_s=60, word="one")[0] == "next one"
     good.kill()
     bad.kill()
     assert not bad.alive and not bad.folder.exists()
@@ -122,10 +122,10 @@ def test_modules_imported_in_the_server_are_there_in_later_processes_and_bad_nam
 
 def test_what_a_process_leaves_behind_dies_with_it(server):
     process = start(server)
-    pid = process.call("left", timeout_s=10, seconds=60)[0]
+    pid = process.call("left", timeout_s=60, seconds=60)[0]
     assert running(pid)
     process.kill()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not running(pid)
@@ -140,7 +140,7 @@ def test_processes_get_no_secrets_and_a_folder_of_their_own(monkeypatch):
         environment = process.call("environment", timeout_s=60)[0]
         assert "OPENAI_API_KEY" not in environment and environment["OMP_WAIT_POLICY"] == "PASSIVE"
         assert environment["EXTRA"] == "1" and environment["TMPDIR"] == str(process.folder)
-        assert process.call("folder", timeout_s=10)[0] == str(process.folder)
+        assert process.call("folder", timeout_s=60)[0] == str(process.folder)
     finally:
         server.close()
     assert not process.folder.exists()
@@ -172,7 +172,7 @@ def test_everything_dies_with_the_judge():
     judge.wait()
     judge.stdin.close()
     judge.stdout.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not running(pid)
@@ -180,7 +180,7 @@ def test_everything_dies_with_the_judge():
 
 def test_a_paused_process_and_what_it_left_stand_still(server):
     def becomes(pid: int, states: str) -> bool:
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             with open(f"/proc/{pid}/stat") as stat:
                 if stat.read().rpartition(")")[2].split()[0] in states:
@@ -189,13 +189,13 @@ def test_a_paused_process_and_what_it_left_stand_still(server):
         return False
 
     process = start(server)
-    left = process.call("left", timeout_s=10, seconds=60)[0]
+    left = process.call("left", timeout_s=60, seconds=60)[0]
     with process.paused():
         assert becomes(left, "T")
         process.send("say", word="later")
         assert not select.select([process.channel_fd], [], [], 0.3)[0]
     assert becomes(left, "SR")
-    assert process.answer(10)[0] == "hello later"
+    assert process.answer(60)[0] == "hello later"
     process.kill()
 
 
