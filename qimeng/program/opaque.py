@@ -128,7 +128,7 @@ def _from_object(spec: KernelSpec) -> str:
     if function is None:
         try:
             held = _packed(module)
-        except Exception as error:  # noqa: BLE001 - pickling calls the user's own code, which may raise anything
+        except Exception as error:  # noqa: BLE001  pickling calls the user's own code, which may raise anything
             return _refusing(name, home, f"cannot be pickled: {error}")
         return MADE.format(**locals())
     return (
