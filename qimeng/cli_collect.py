@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qimeng.cli_cluster import Cluster, Generation, cluster_tasks, device_there
-from qimeng.cli_console import console
+from qimeng.cli_console import console, resumable
 from qimeng.cli_names import number
 from qimeng.cluster.turns import BACKGROUND
 from qimeng.errors import QimengError
@@ -93,7 +93,8 @@ def collect(
     out.mkdir(parents=True, exist_ok=True)
     explored: Callable[..., Explored] = explore_away if pool else partial(explore_one, store=out / STORE)
     work = partial(explored, seconds=seconds_each, device=device, coder=coder)
-    rows = run(plan, out, work, target.name, lambda row: screen.print(row_line(row), markup=False), pool)
+    with resumable(lambda: f"{out} keeps {len(read_log(out / LOG))} explored specs"):
+        rows = run(plan, out, work, target.name, lambda row: screen.print(row_line(row), markup=False), pool)
     with Store(out / STORE) as store:
         counts = store.counts()
     stored = ", ".join(f"{n} {table}" for table, n in counts.items())

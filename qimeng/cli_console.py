@@ -6,6 +6,8 @@ Deals in consoles. Knows nothing about what is printed.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -19,4 +21,14 @@ def console(stderr: bool = False) -> Console:
     return Console(file=stream, highlight=False, width=None if stream.isatty() else LOG_WIDTH)
 
 
-__all__ = ["console"]
+@contextmanager
+def resumable(kept: Callable[[], str]) -> Iterator[None]:
+    """Where Ctrl-C ends what is done inside, print what is `kept`, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"{kept()}; run the same command again to go on", file=sys.stderr)
+        raise
+
+
+__all__ = ["console", "resumable"]

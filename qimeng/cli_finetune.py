@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from qimeng.cli_console import console
+from qimeng.cli_console import console, resumable
 from qimeng.cli_names import number
 
 
@@ -36,7 +36,7 @@ def finetune(
     import torch
 
     from qimeng.finetune.conversations import encoded, read_conversations
-    from qimeng.finetune.sft import Sft, fine_tune
+    from qimeng.finetune.sft import CHECKPOINT, Sft, fine_tune
     from qimeng.finetune.weights import adapted, load, save
 
     screen = console()
@@ -51,7 +51,13 @@ def finetune(
     def tell(row: Mapping[str, float]) -> None:
         screen.print(f"update {row['step']:.0f}: loss {row.get('loss', math.nan):.4f}", markup=False)
 
-    found = fine_tune(lm, rows, how, out, on_row=tell)
+    def kept() -> str:
+        if (out / CHECKPOINT).exists():
+            return f"{out} keeps what was trained, up to the last checkpoint"
+        return f"no checkpoint yet: one is written every {how.keep_s:.0f} s"
+
+    with resumable(kept):
+        found = fine_tune(lm, rows, how, out, on_row=tell)
     save(lm, tokenizer, out)
     left_out = len(rows) - int(found["examples"])
     screen.print(f"{int(found['examples'])} conversations learnt, {left_out} too long", markup=False)

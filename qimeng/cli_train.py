@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from qimeng.cli_cluster import Cluster, Generation
-from qimeng.cli_console import console
+from qimeng.cli_console import console, resumable
 from qimeng.cli_names import number
 from qimeng.errors import QimengError
 
@@ -56,7 +56,7 @@ def train(
     With --cluster, the model is trained here, and a cluster's GPUs judge (answers = "live" or "mixed").
     """
     from qimeng.planner.lm.config import load_config
-    from qimeng.planner.lm.run import Run, prepare
+    from qimeng.planner.lm.run import Run, kept, prepare
     from qimeng.planner.lm.settings import to_toml
     from qimeng.planner.lm.sources import gather
 
@@ -76,17 +76,17 @@ def train(
         from qimeng.cluster.judging import judges_of
 
         elsewhere = judges_of(cluster, generation, settings.device, settings.coder)
-    screen.print("reading trees, capturing their specs", markup=False)
-    sources = gather(settings, out, elsewhere=elsewhere)
-    left = seconds - (time.monotonic() - began) if seconds else math.inf
-    screen.print(
-        f"{sources.data}; times: {sources.times}; {len(sources.held_out)} trees held out", markup=False, soft_wrap=True
-    )
-    try:
-        with TrainDisplay(screen, settings.ppo.steps) as display:
-            report = Run(settings, out, sources, display, left)()
-    finally:
-        sources.close()
+    with resumable(lambda: kept(out)):
+        screen.print("reading trees, capturing their specs", markup=False)
+        sources = gather(settings, out, elsewhere=elsewhere)
+        left = seconds - (time.monotonic() - began) if seconds else math.inf
+        found = f"{sources.data}; times: {sources.times}; {len(sources.held_out)} trees held out"
+        screen.print(found, markup=False, soft_wrap=True)
+        try:
+            with TrainDisplay(screen, settings.ppo.steps) as display:
+                report = Run(settings, out, sources, display, left)()
+        finally:
+            sources.close()
     print_shares(screen, report.shares, report.times)
     screen.print(f"written: {out}; use it as planner='lm:{out}'", markup=False)
 
@@ -108,12 +108,13 @@ def adapt(
     """Adapt a planner to a device or to new actions: train a LoRA adapter and the value head on few evaluations."""
     from qimeng.planner.lm.adapt import Adaptation, adaptation_config, run_adaptation
     from qimeng.planner.lm.planner import SHIPPED
+    from qimeng.planner.lm.run import kept
 
     start = SHIPPED if str(planner) == "lm" else planner
     given = [f'device="{device}"', f'start="{start}"', f"lora={rank}", *_named(trees)]
     settings = adaptation_config(config, [*given, *(overrides or ())])
     screen = console()
-    with TrainDisplay(screen, settings.ppo.steps) as display:
+    with resumable(lambda: kept(out)), TrainDisplay(screen, settings.ppo.steps) as display:
         found: Adaptation = run_adaptation(settings, out, evaluations, display, seconds or math.inf)
     print_shares(screen, found.shares, found.times)
     screen.print(found.sentence(), markup=False)

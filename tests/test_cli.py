@@ -328,6 +328,36 @@ def test_an_interruption_while_the_command_line_starts_is_one_line(
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ((), "nothing was trained yet"),
+        (("imitation.pt",), "keeps what was imitated, up to the last pass"),
+        (("imitated/figures.json",), "keeps what was imitated; PPO had ended no rollout"),
+        (("imitated/figures.json", "checkpoint.pt"), "keeps what was trained, up to the last rollout of PPO"),
+    ],
+)
+def test_an_interrupted_training_says_what_is_kept(
+    files: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from qimeng.planner.lm import sources
+
+    def interrupted(*arguments: object, **named: object) -> object:
+        for file in files:
+            (tmp_path / file).parent.mkdir(exist_ok=True)
+            (tmp_path / file).touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sources, "gather", interrupted)
+    assert run("train", "--set", "answers='live'", "--out", tmp_path) == 130
+    error = capsys.readouterr().err
+    assert f"{said}; run the same command again to go on" in error and error.endswith("qimeng: interrupted\n")
+
+
 def test_the_version_and_plugins_come_before_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"qimeng {qimeng.__version__}\n"

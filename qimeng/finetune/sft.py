@@ -172,4 +172,4 @@ def _order(rows: Sequence[Row], how: Sft, first: int) -> Iterator[list[int]]:
         epoch += 1
 
 
-__all__ = ["Sft", "fine_tune", "looked_at"]
+__all__ = ["CHECKPOINT", "Sft", "fine_tune", "looked_at"]

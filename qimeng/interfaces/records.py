@@ -40,7 +40,10 @@ class RegionRecord:
         """
         missing = [n for n in self.nodes if n not in graph.nodes]
         if missing:
-            raise ReplayError(f"the graph has no node {missing[0]!r} (and {len(missing) - 1} more of this region)")
+            raise ReplayError(
+                f"the graph has no node {missing[0]!r}, so this was made for another computation: give the one that "
+                "it was made from"
+            )
         return region_of(graph, self.nodes, tuple(Value(node, port) for node, port in self.outputs))
 
 

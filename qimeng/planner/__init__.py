@@ -69,6 +69,8 @@ def make_planner(planner: str | Planner, seed: int = 0) -> Planner:
     if not isinstance(planner, str):
         return planner
     name, _, folder = planner.partition(":")
+    if planner.endswith(":"):
+        raise ValueError(f"{planner!r} names no folder: add one, or leave the colon out")
     if folder and name not in WITH_FOLDER:
         raise ValueError(f"only {', '.join(sorted(WITH_FOLDER))} may be named with a folder, not {planner!r}")
     from qimeng.interfaces import Planner as Base

@@ -20,7 +20,7 @@ from qimeng.program.face import arrange, call_constants, face_runtime, refuse_gr
 from qimeng.program.implementation import Implementation
 from qimeng.program.launch import RUNTIME as LAUNCH
 from qimeng.program.launch import launch_call
-from qimeng.program.runtime import BFLOAT16, CARRY, DEVICE, HEADER, RUNTIME, STATE, STATE_CHANGES
+from qimeng.program.runtime import CARRY, DEVICE, HEADER, INTERPRETER, RUNTIME, STATE, STATE_CHANGES
 from qimeng.program.settled import Settled, is_settled, settled_section
 from qimeng.program.strides import STRIDES, runs_anywhere, uncertain, with_strides
 
@@ -42,7 +42,7 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]],
         sections.setdefault(impl.entry, f"# ---- {region.label()}\n{runs_anywhere(impl).strip()}\n")
     header = HEADER.format(imports=_imports(used), needs="".join(b.program_needs for b in used))
     carry = CARRY if any(n.kind == "buffer" and n.literal is not None for n in graph.nodes.values()) else ""
-    bfloat16 = _uses_bfloat16(graph, parts)
+    lacks = _interpreter_lacks(graph, parts)
     body = (
         "".join(f"{text}\n\n" for b in used if (text := b.program_runtime()))
         + "\n\n".join(sections.values())
@@ -53,7 +53,7 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]],
         + (STRIDES if uncertain(parts) else "")
         + (DEVICE if _has_kernels(parts) else "")
         + "".join(b.program_guard for b in used)
-        + (BFLOAT16 if bfloat16 else "")
+        + (INTERPRETER.format(lacks=lacks) if lacks else "")
         + carry
         + "".join(settled_section(graph, parts))
         + (LAUNCH if launch else "")
@@ -120,7 +120,7 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launc
     lines += ["        _check_device(device)"] if _has_kernels(parts) else []
     guarded = dict.fromkeys(i.language for _, i in parts if i.generated and backend_named(i.language).program_guard)
     lines += [f"        _check_{language}(device)" for language in guarded]
-    lines += ["        _check_bfloat16(device)"] if _uses_bfloat16(graph, parts) else []
+    lines += ["        _check_interpreter(device)"] if _interpreter_lacks(graph, parts) else []
     compute = ['        prepared = vars(self)["_qimeng_prepared"]'] if functions else []
     unsure = uncertain(parts)
     compute += _settled_call(graph, settled, names, f"prepared[{len(prepared)}]", unsure) if settled else []
@@ -193,13 +193,12 @@ def _has_kernels(parts: Sequence[tuple[Region, Implementation]]) -> bool:
     return any("@triton.jit" in impl.source for _, impl in parts)
 
 
-def _uses_bfloat16(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> bool:
-    """Whether a kernel reads, writes or computes in bfloat16."""
-    return any(
-        "@triton.jit" in impl.source
-        and ("bfloat16" in impl.source or any(graph.meta(v).dtype == "bfloat16" for v in region.inputs))
-        for region, impl in parts
-    )
+def _interpreter_lacks(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> str:
+    """Why Triton's own interpreter does not compute a kernel as a GPU does; empty where it may."""
+    kernels = [(region, impl.source) for region, impl in parts if "@triton.jit" in impl.source]
+    if any("bfloat16" in text or any(graph.meta(v).dtype == "bfloat16" for v in r.inputs) for r, text in kernels):
+        return "computes bfloat16 wrongly"
+    return "has no inline assembly" if any("inline_asm" in text for _, text in kernels) else ""
 
 
 def _state(state: Sequence[Node]) -> list[str]:

@@ -147,17 +147,18 @@ def _check_device(device):
         raise ValueError("made for a GPU, got tensors on cpu: move the module and its inputs there, as by .to('cuda')")
 
 """
-BFLOAT16 = """
-def _check_bfloat16(device):
-    \"\"\"Refuse Triton's own interpreter, which truncates to bfloat16 and multiplies its bits as integers.\"\"\"
+INTERPRETER = """
+def _check_interpreter(device):
+    \"\"\"Refuse Triton's own interpreter for what it does not compute as a GPU does.\"\"\"
     if device.type == "cpu" and not hasattr(triton.runtime.interpreter.InterpreterBuilder, "rounds_to_bfloat16"):
         raise ValueError(
-            "Triton's interpreter computes bfloat16 wrongly: run this program on a GPU, or call "
+            "Triton's interpreter {lacks}: run this program on a GPU, or call "
             "qimeng.envs.estimate.interpreter.mend() first"
         )
 
 
 """
+"""To be formatted with what it lacks."""
 
 STATE_CHANGES = """
     def _apply(self, *args, **kwargs):
@@ -185,4 +186,4 @@ def _carry(module, key, shape, stride, dtype, text):
 
 '''
 
-__all__ = ["BFLOAT16", "CARRY", "DEVICE", "HEADER", "RUNTIME", "STATE", "STATE_CHANGES"]
+__all__ = ["CARRY", "DEVICE", "HEADER", "INTERPRETER", "RUNTIME", "STATE", "STATE_CHANGES"]

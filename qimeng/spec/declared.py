@@ -64,24 +64,26 @@ Makers = dict[str, dict[str, Callable[[str], Any]]]
 """What makes forms, by ``"weights"`` or ``"activations"`` and by word."""
 
 _MAKERS: dict[str, Maker] = {}
+_EXAMPLES: dict[str, str] = {}
 _ACTIVATIONS: dict[str, ActivationMaker] = {}
 _FOUND_ANYWHERE: set[tuple[str, str]] = set()
 """Kinds and words of the forms that every process finds: those of the library and of installed packages."""
 
 
-def register_weights(word: str, make: Maker) -> None:
+def register_weights(word: str, make: Maker, example: str = "") -> None:
     """Add a form of stored weights.
 
     Args:
         word: the declaration up to its colon.
         make: makes the form.
+        example: a declaration as users write it, for messages; the word alone by default.
 
     Raises:
         ValueError: the word is neither an identifier nor a number, or taken; what makes the form is no function.
     """
     if not (word.isidentifier() or word.isdecimal()) or word in _MAKERS:
         raise ValueError(f"a form of weights needs an identifier of its own, not {word!r}")
-    _MAKERS[word] = _function("weights", word, make)
+    _MAKERS[word], _EXAMPLES[word] = _function("weights", word, make), example or word
 
 
 def unregister_weights(word: str) -> None:
@@ -114,7 +116,7 @@ def weight_form(text: str) -> WeightForm:
     word, _, rest = str(text).partition(":")
     _take_installed()
     if word not in _MAKERS:
-        known = ", ".join(f"{word}:…" if word.isdecimal() else word for word in sorted(_MAKERS))
+        known = ", ".join(_EXAMPLES[word] for word in sorted(_MAKERS))
         raise SpecError(f"weights={text!r}: no such form of weights; known: {known}")
     return _made("weights", word, rest, _MAKERS[word], WeightForm)
 

@@ -110,6 +110,8 @@ class KernelSpec:
         unknown = [d for d in self.declared if d not in DOMAINS]
         if unknown:
             raise SpecError(f"unknown input domain {unknown[0]!r}; known: {', '.join(DOMAINS)}")
+        for name in ("weights", "activations"):  # None declares nothing, as an empty text does
+            object.__setattr__(self, name, getattr(self, name) or "")
         if self.weights:
             object.__setattr__(self, "weights", weight_form(self.weights).text)
         if self.activations:

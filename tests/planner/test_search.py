@@ -87,6 +87,8 @@ def test_every_name_makes_its_class() -> None:
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="unknown planner 'oracle'; known: heuristic, lm, lower-only, random, sweep"):
         make_planner("oracle")
+    with pytest.raises(ValueError, match="'lm:' names no folder: add one, or leave the colon out"):
+        make_planner("lm:")
     with pytest.raises(ValueError, match="only lm may be named with a folder, not 'random:3'"):
         make_planner("random:3")
     with pytest.raises(ValueError, match="unknown search 'best'; known: archive, beam, best-of-n, climb, greedy, mcts"):

@@ -229,6 +229,17 @@ def test_a_lazily_negative_parameter_is_refused():
         model(torch.randn(2, 3))
 
 
+def test_a_kernel_with_assembly_is_refused_where_the_interpreter_has_none(monkeypatch):
+    import triton
+
+    source = "@triton.jit\ndef f(x_ptr):\n    tl.inline_asm_elementwise()\n\n\ndef kernel(x0):\n    return (x0 * 2,)\n"
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    program = Program.start(capture_spec(KernelSpec.from_function(lambda x: x * 2, (torch.randn(2),)), verify=False))
+    changed = program.with_implementation(program.regions[0].id, Implementation("triton", source, "kernel"))
+    with pytest.raises(ValueError, match="has no inline assembly: run this program on a GPU"):
+        changed.load().Model()(torch.randn(2))
+
+
 def test_a_kernel_in_bf16_is_refused_where_the_interpreter_is_wrong(monkeypatch):
     import triton
     from triton.runtime.interpreter import InterpreterBuilder

@@ -110,4 +110,27 @@ def test_the_file_computes_what_the_reference_does(name: str, dtype: str, tmp_pa
 def test_a_module_with_an_attribute_called_function_is_no_function():
     module = torch.nn.Linear(3, 3)
     module.function = torch.nn.ReLU()
-    assert "Model = Linear" in opaque_program(KernelSpec.of(module, (torch.rand(2, 3),))).source
+    assert "class Model(Linear)" in opaque_program(KernelSpec.of(module, (torch.rand(2, 3),))).source
+
+
+@pytest.mark.parametrize("module", [torch.nn.EmbeddingBag(9, 4), torch.nn.Sequential(torch.nn.LSTM(3, 4))])
+def test_a_module_with_arguments_is_made_without_them(module: torch.nn.Module, tmp_path: Path):
+    x = torch.tensor([[1, 2], [3, 8]]) if isinstance(module, torch.nn.EmbeddingBag) else torch.rand(2, 3)
+    source = opaque_program(KernelSpec.of(module, (x,))).source
+    model = load_source(source, f"opaque_{type(module).__name__}", str(tmp_path)).Model()
+    assert not any(t.any() for t in model.state_dict().values())
+    model.load_state_dict(module.state_dict())
+    assert all(map(torch.equal, _pytree.tree_leaves(model(x)), _pytree.tree_leaves(module(x))))
+
+
+class Elsewhere(torch.nn.Identity):
+    __module__ = "__main__"
+
+
+@pytest.mark.parametrize(("part", "reason"), [(Elsewhere(), "no file can import its Elsewhere"), (lambda: 0, "pickle")])
+def test_a_module_that_no_file_can_make_says_so(part: object, reason: str, tmp_path: Path):
+    module = torch.nn.Sequential()
+    module.part = part
+    source = opaque_program(KernelSpec.of(module, (torch.rand(2),))).source
+    with pytest.raises(ImportError, match=f"use the module you gave: Sequential .*{reason}"):
+        load_source(source, f"opaque_{len(source)}", str(tmp_path)).Model()

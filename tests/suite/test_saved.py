@@ -64,8 +64,8 @@ class Gated(nn.Module):
 def test_a_saved_result_stands_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module, x, n = Gated(), torch.randn(16, 24), torch.randint(0, 9, (16,))
-    # Triton's interpreter computes bfloat16 wrongly, and a program that uses it says so instead.
-    evaluator = FakeEvaluator(wrong=lambda program: "bfloat16" if "_check_bfloat16" in program.source else None)
+    # A program that uses what Triton's interpreter lacks, such as bfloat16, says so instead.
+    evaluator = FakeEvaluator(wrong=lambda program: "bfloat16" if "_check_interpreter" in program.source else None)
     result = plan_and_code(module, (x, n, 0.5), evaluator=evaluator, evaluations=12, planner="heuristic")
     assert "tl.dot" in result.source
     folder = result.save(tmp_path / "saved")

@@ -68,7 +68,7 @@ class EagerReference:
     Attributes:
         kind: ``"float64"``, or ``"eager-highest"`` where float64 does not run or its random operators cannot be
             given eager's draws.
-        weighs: whether it computes weights by a softmax, which masks may make zero.
+        weighs: whether weights may be exact zeros: those of a softmax under a mask, or declared ones.
         no_double: why float64 does not run; empty where it does, or where nobody tried.
         facts: structure of eager's output.
         mutated: parameters and buffers that a call updates.
@@ -106,7 +106,7 @@ class EagerReference:
         self.mode_matters = False
         self.longest_reduction = longest_reduction(graph) if graph is not None and graph.nodes else 0
         self._terms = self.longest_reduction
-        self.weighs = graph is not None and any(WEIGHING.search(n.packet) for n in graph.ops())
+        self.weighs = bool(spec.weights) or graph is not None and any(WEIGHING.search(n.packet) for n in graph.ops())
         self._sums = self.longest_reduction > 1
         self.parameters = Parameters(spec, device)
         self.input_sets = 1

@@ -131,7 +131,7 @@ class References(SlicedReference):
                 any_kind = number >= len(trial.outputs)
                 if error_budget.same_but_for_few(actual, expected, any_kind):
                     return expected.excused(Error())
-                hidden = None if any_kind else self._without_what_masks_hide(trial, number, actual)
+                hidden = None if any_kind else self._without_hidden(trial, number, actual)
                 if hidden is not None and error_budget.same_but_for_few(actual, hidden, any_kind=True):
                     return hidden.excused(Error())
         elif number < len(trial.outputs) and self.accepts_selection(trial, number, actual):
@@ -140,12 +140,13 @@ class References(SlicedReference):
             return expected.excused(error)
         return None
 
-    def _without_what_masks_hide(self, trial: Trial, number: int, actual: torch.Tensor) -> Expected | None:
+    def _without_hidden(self, trial: Trial, number: int, actual: torch.Tensor) -> Expected | None:
         """What is expected where the weights of infinite inputs are exact zeros; None where nothing has such weights.
 
-        A mask gives a weight of exactly zero, and zero times infinity is no number. Kernels for attention differ in
-        which blocks of masked elements they skip, eager's among them, so that both values are right there, each where
-        `actual` has its kind. What is infinite by one element and no number by another, hidden one may be either.
+        A mask gives a weight of exactly zero, and so does a declared form that keeps few weights. Zero times infinity
+        is no number. Kernels differ in which zeros they skip, eager's for attention among them, so that both values
+        are right there, each where `actual` has its kind. What is infinite by one element and no number by another,
+        hidden one may be either.
         """
         if not self.weighs or self.kind != "float64":
             return None

@@ -278,6 +278,17 @@ def prepare(out: Path, config: TrainConfig) -> None:
     path.write_text(to_toml(config, explained=True))
 
 
+def kept(out: Path) -> str:
+    """What a run that was interrupted left in its folder, in words."""
+    if (out / FILE).exists():
+        return f"{out} keeps what was trained, up to the last rollout of PPO"
+    if (out / IMITATED).exists():
+        return f"{out} keeps what was imitated; PPO had ended no rollout"
+    if (out / PASSES).exists():
+        return f"{out} keeps what was imitated, up to the last pass"
+    return "nothing was trained yet"
+
+
 def start_model(config: TrainConfig, sources: Sources) -> PlannerModel:
     """The model that training begins with: new, from a folder, or from Hugging Face; with LoRA where it is wanted.
 
@@ -315,4 +326,14 @@ def _ready(model: PlannerModel, config: TrainConfig) -> PlannerModel:
     return model
 
 
-__all__ = ["OnProgress", "FINAL_EVALUATIONS", "FINAL_SEEDS", "Report", "Run", "prepare", "reward_words", "start_model"]
+__all__ = [
+    "OnProgress",
+    "FINAL_EVALUATIONS",
+    "FINAL_SEEDS",
+    "Report",
+    "Run",
+    "kept",
+    "prepare",
+    "reward_words",
+    "start_model",
+]

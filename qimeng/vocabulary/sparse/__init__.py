@@ -17,9 +17,9 @@ from qimeng.vocabulary.sparse.storage import StorageForm
 
 
 def _enter() -> None:
-    register_weights("bsr", bsr)
-    register_weights("csr", csr)
-    register_weights("2", pairs)
+    register_weights("bsr", bsr, "bsr:32:10")
+    register_weights("csr", csr, "csr:5")
+    register_weights("2", pairs, "2:4")
     register(Sparsify())
     register_family(SparseProducts())
     register(StorageForm())

@@ -36,6 +36,8 @@ def detected(module: torch.nn.Module) -> str:
     >>> detected(layer)
     'bsr:16:25'
     """
+    if not isinstance(module, torch.nn.Module):
+        raise SpecError(f"expected a torch.nn.Module, got {type(module).__name__}")
     weights = [m.weight.detach() for m in module.modules() if type(m) is torch.nn.Linear]
     if not weights:
         raise SpecError(f"{type(module).__name__} has no torch.nn.Linear")
@@ -46,8 +48,10 @@ def detected(module: torch.nn.Module) -> str:
         found.append((whole * 9 // 16, Pairs.text))  # half of the numbers, and two bits for the place of each
     size, text = min(found, key=lambda pair: pair[0])
     if size > SHARE * whole:
-        texts = ", ".join(f"{bytes_} B as {text!r}" for bytes_, text in found)
-        raise SpecError(f"at most {SHARE:.0%} of {whole} B of weights are worth it, and all that they hold is {texts}")
+        raise SpecError(
+            f"too few zeros: the smallest form that keeps all of them, {text!r}, takes {size} B, and more than "
+            f"{SHARE:.0%} of the {whole} B of the weights is not worth it"
+        )
     return text
 
 

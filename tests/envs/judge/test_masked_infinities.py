@@ -67,3 +67,21 @@ def test_zero_times_infinity_is_no_number_in_a_product():
     spec = KernelSpec.from_function(lambda x, y: x @ y, (torch.randn(8, 16), torch.randn(16, 8)))
     refs = References(spec, capture_spec(spec), torch.device("cpu"))
     assert not refs.weighs
+
+
+def test_a_product_may_skip_the_zeros_that_a_spec_declares():
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 32)
+    spec = KernelSpec.from_module(layer, (torch.randn(8, 64),), weights="bsr:16:13")
+    refs = References(spec, capture_spec(spec), torch.device("cpu"), partial(random.Random(1).getrandbits, 62))
+    trial = refs._made("infinite", False)
+    assert trial is not None
+    (x,), kept = refs.inputs(trial.draw), spec.module().known()
+    with torch.no_grad():
+        rows = [
+            functional.linear(x[:, w != 0], w[None, w != 0], b[None]) for w, b in zip(kept, layer.bias, strict=True)
+        ]
+    found, multiplied = torch.cat(rows, 1), trial.outputs[0].value
+    skipped = found.isfinite() & ~multiplied.isfinite()
+    assert bool(skipped.any()) and accepts(refs, trial, found) and accepts(refs, trial, multiplied.clone())
+    assert not accepts(refs, trial, torch.where(skipped, found + 0.01, found))

@@ -141,7 +141,10 @@ def test_equal_questions_have_equal_digests() -> None:
         (lambda text: text[:-9], "not a request of this version"),
         (lambda text: "[]", "not a request of this version"),
         (lambda text: text.replace('"format": 1', '"format": 7'), "has format 7, this version reads 1"),
-        (lambda text: text.replace('"nodes": ["', '"nodes": ["no_'), "the graph has no node 'no_"),
+        (
+            lambda text: text.replace('"nodes": ["', '"nodes": ["no_'),
+            "the graph has no node 'no_.*another computation: give the one",
+        ),
         (lambda text: text.replace('"outputs": [["linear", 0]]', '"outputs": [["linear", 7]]'), "not compute result 7"),
         (
             lambda text: text.replace('"outputs": [["linear", 0]]', '"outputs": []'),

@@ -104,10 +104,17 @@ class OtherTurns(Loop):
 
 ASKS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "numel": lambda rows, mask: rows.numel() > 0,
-    "shape": lambda rows, mask: rows.shape[0] != 0,
+    "len": lambda rows, mask: len(rows) != 0,
     "any": lambda rows, mask: mask.any(),
+    "item": lambda rows, mask: mask.any().item(),
 }
 """Ways to ask whether an expert has rows."""
+
+COUNTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "many": lambda rows, mask: len(rows) > 3,
+    "few": lambda rows, mask: len(rows) < 3,
+}
+"""What asks how many rows an expert has."""
 
 
 class Asks(Loop):
@@ -128,7 +135,7 @@ class Asks(Loop):
         for e in range(self.number):
             mask = chosen == e
             rows, place = torch.where(mask)
-            if ASKS[self.asks](rows, mask):
+            if {**ASKS, **COUNTS}[self.asks](rows, mask):
                 if first and self.otherwise == "flag":
                     out = out + x
                 out.index_add_(0, rows, self.turn(e, x, rows) * weights[rows, place, None])

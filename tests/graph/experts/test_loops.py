@@ -12,7 +12,7 @@ from qimeng.graph.capture import CaptureError, capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.program import Program, load_source
 from qimeng.program.verify import capture_spec
-from tests.graph.experts.samples import ASKS, LOOPS, Asks, Loop, Mixes, OtherTurns, Unweighted
+from tests.graph.experts.samples import COUNTS, LOOPS, Asks, Loop, Mixes, OtherTurns, Unweighted
 from tests.vocabulary.irregular.samples import CONTEXT, action_of, after, start_of
 
 
@@ -33,7 +33,7 @@ def test_a_loop_becomes_a_batch_of_products(form: str) -> None:
     assert not any(p.startswith("torch.") or p in ("eq", "index", "nonzero") for p in found)
 
 
-@pytest.mark.parametrize("form", ASKS)
+@pytest.mark.parametrize("form", ["numel", "len", "item"])
 def test_a_turn_may_be_left_out_where_it_has_no_rows(form: str) -> None:
     found = packets(graph_of(Asks(form)))
     assert found.count("bmm") == 3 and found.count("scatter") == 1
@@ -44,6 +44,12 @@ def test_a_turn_may_be_left_out_where_it_has_no_rows(form: str) -> None:
 def test_a_turn_that_does_something_without_rows_is_refused(otherwise: str) -> None:
     with pytest.raises(CaptureError, match="its Python code depends on the values of a tensor"):
         graph_of(Asks("numel", otherwise))
+
+
+@pytest.mark.parametrize("form", COUNTS)
+def test_a_turn_that_depends_on_how_many_rows_it_has_is_refused(form: str) -> None:
+    with pytest.raises(CaptureError, match="its Python code depends on the values of a tensor"):
+        graph_of(Asks(form))
 
 
 @pytest.mark.parametrize("bias", [False, True])

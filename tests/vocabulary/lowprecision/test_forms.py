@@ -179,10 +179,16 @@ def test_a_form_needs_a_function_that_makes_it() -> None:
         register_weights("halves", Halves())  # type: ignore[arg-type]
 
 
+def test_none_declares_nothing() -> None:
+    module, x = layer(4, 96, 24, torch.float32)
+    spec = KernelSpec.from_module(module, (x,), weights=None, activations=None)  # type: ignore[arg-type]
+    assert spec.weights == spec.activations == spec.declaration == ""
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("int3", "weights='int3': no such form of weights; known: 2:…, bsr, csr, fp8, int4, int8"),
+        ("int3", "weights='int3': no such form of weights; known: 2:4, bsr:32:10, csr:5, fp8, int4, int8"),
         ("int8:64", "int8 has a scale for each output channel and takes no group size"),
         ("fp8:128", "a block is outputs x depth, such as 128x128, each one of 32, 64, 128, 256"),
         ("fp8:48x128", "a block is outputs x depth"),

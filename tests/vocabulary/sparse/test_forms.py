@@ -98,7 +98,11 @@ def test_a_declaration_is_found_that_drops_nothing() -> None:
 
 
 def test_a_declaration_that_is_not_worth_it_is_refused_with_the_numbers() -> None:
-    with pytest.raises(SpecError, match="at most 75% of 65536 B of weights are worth it, .* 65564 B as 'bsr:64:100'"):
+    with pytest.raises(
+        SpecError, match="too few zeros: .*'bsr:128:100', takes 65548 B, and more than 75% of the 65536 B"
+    ):
         detected(nn.Linear(128, 128))
     with pytest.raises(SpecError, match="GELU has no torch.nn.Linear"):
         detected(nn.GELU())
+    with pytest.raises(SpecError, match=r"expected a torch.nn.Module, got Tensor"):
+        detected(torch.zeros(64, 64))  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ def test_two_of_four_are_detected_where_no_other_form_is_smaller() -> None:
         with torch.no_grad():
             linear.weight.copy_(weight_form("2:4").declared(linear.weight))
     assert detected(nn.Sequential(*layers)) == "2:4"
-    with pytest.raises(SpecError, match="are worth it"):
+    with pytest.raises(SpecError, match="is not worth it"):
         detected(nn.Sequential(*layers).float())
     with torch.no_grad():
         for linear in layers:
