@@ -16,6 +16,7 @@ from torch.export import exported_program
 from torch.fx import Graph, Node
 
 from qimeng.graph.decompose_once import DETACHING, NotByKinds, decompose_once
+from qimeng.graph.own_parts import PARTS
 
 KEPT = (
     "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm var_mean gelu silu mish "
@@ -119,7 +120,9 @@ def _stays(table: Table, operator: Any) -> bool:
 
 @lru_cache(1)
 def _table(namespaces: tuple[str, ...]) -> Table:
-    """PyTorch's table without the operators that are kept; made once, since it takes longer than a small capture.
+    """PyTorch's table without the operators that are kept, with `PARTS`.
+
+    Made once, since it takes longer than a small capture.
 
     Args:
         namespaces: of all operators: with another one, operators may have come whose decompositions are to be found.
@@ -129,7 +132,7 @@ def _table(namespaces: tuple[str, ...]) -> Table:
         return isinstance(op, torch._ops.OpOverload) and op.name().split("::")[1].split(".")[0] in (*KEPT, *WRONG)
 
     every = torch.export.default_decompositions().items()
-    return {op: _unless_rounded(op, made) for op, made in every if not is_kept(op)}
+    return {op: _unless_rounded(op, made) for op, made in every if not is_kept(op)} | dict(PARTS)
 
 
 def _unless_rounded(op: Any, made: Callable[..., Any]) -> Callable[..., Any]:

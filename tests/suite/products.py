@@ -47,8 +47,9 @@ def strided_operands(x: Tensor, y: Tensor) -> Tensor:
 
 
 @problem("added products", normal((1, 31), (19, 23), (23, 31), (3, 7, 11), (3, 11, 5), (5,)))
-def added_products(c: Tensor, x: Tensor, y: Tensor, p: Tensor, q: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.addmm(c, x, y, beta=0.5, alpha=2.0), torch.baddbmm(d, p, q), torch.addmv(c[0], y.T, x[0])
+def added_products(c: Tensor, x: Tensor, y: Tensor, p: Tensor, q: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    more = torch.addbmm(d, p, q, beta=0.5, alpha=-2)
+    return torch.addmm(c, x, y, beta=0.5, alpha=2.0), torch.baddbmm(d, p, q), torch.addmv(c[0], y.T, x[0]), more
 
 
 @problem("einsums", normal((3, 5, 7, 11), (3, 5, 13, 11), (11, 13), (7, 11)))
@@ -202,6 +203,16 @@ class BilinearForm(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return ((x @ self.form) * y).sum(-1, keepdim=True)
+
+
+@problem("bilinear layer", normal((11, 7), (11, 9)))
+class BilinearLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Bilinear(7, 9, 5)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x, y))
 
 
 @problem("scores", normal((2, 3, 9, 16), (2, 3, 9, 16), (2, 3, 9, 16)))

@@ -119,6 +119,8 @@ def max_pool_positions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         *functional.max_pool2d(x, (2, 3), padding=(1, 0), ceil_mode=True, return_indices=True),
         functional.max_pool1d(x[:, 0], 3, dilation=2, return_indices=True)[1],
         functional.max_pool3d(y, 2, return_indices=True)[1],
+        *functional.adaptive_max_pool2d(x, (3, 4), return_indices=True),
+        functional.adaptive_max_pool3d(torch.where(y > 1, torch.nan, y), 2, return_indices=True)[1],
     )
 
 
@@ -127,6 +129,7 @@ def least_windows(x: Tensor) -> tuple[Tensor, ...]:
     return (
         *functional.max_pool2d(x, 3, 2, 1, return_indices=True),
         *functional.max_pool2d(x, (2, 3), (1, 2), 1, dilation=(2, 3), return_indices=True),
+        *functional.adaptive_max_pool2d(x, (2, 4), return_indices=True),
     )
 
 
