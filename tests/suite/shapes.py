@@ -157,6 +157,15 @@ def resized_linearly(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+@problem("resized without aliases", normal((2, 3, 16, 17), (1, 2, 5, 9)))
+def resized_without_aliases(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (
+        functional.interpolate(x.relu(), size=(7, 9), mode="bilinear", antialias=True),
+        functional.interpolate(x, size=(16, 5), mode="bicubic", antialias=True, align_corners=True),
+        functional.interpolate(y, scale_factor=(0.4, 1.7), mode="bicubic", antialias=True),
+    )
+
+
 @problem("padding around", normal((2, 3, 6, 7)), stays=("empty",))
 def around(x: Tensor) -> Tensor:
     return functional.pad(x.relu(), (2, 1, 1, 3), mode="circular") * 2

@@ -5,6 +5,7 @@ Deals in which files hold rules. Knows nothing about what any of them says.
 
 from qimeng.coder.template.rules import (
     activations,
+    antialiased,
     attention,
     convolution,
     functions,
@@ -24,6 +25,7 @@ from qimeng.coder.template.rules.base import RULES
 
 FILES = (
     activations,
+    antialiased,
     attention,
     convolution,
     functions,
