@@ -1,4 +1,4 @@
-"""Operators that PyTorch's table leaves whole and that are taken apart here, into products.
+"""Operators that PyTorch's table leaves whole and that are taken apart here, into products and norms.
 
 Deals in functions of tensors, of the same arguments as the operators. Knows nothing about graphs or kernels.
 """
@@ -43,9 +43,18 @@ def _trilinear(
     return (half * y.unsqueeze(1)).sum(2)
 
 
+def _pdist(x: Tensor, p: float = 2.0) -> Any:
+    """The norms of the differences of every two rows; those that pass over NaN stay whole."""
+    if not 0 < p < float("inf") or x.shape[0] < 2 or x.shape[1] < 2:
+        return NotImplemented
+    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
+    return torch.linalg.vector_norm(x[first] - x[second], p, 1)
+
+
 PARTS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.addbmm.default: _addbmm,
     torch.ops.aten._trilinear.default: _trilinear,
+    torch.ops.aten._pdist_forward.default: _pdist,
 }
 """Operator to what it is made of."""
 
