@@ -22,7 +22,7 @@ KEPT = (
     "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm var_mean gelu silu mish "
     "elu selu celu hardswish hardsigmoid hardtanh leaky_relu softplus relu relu6 sigmoid tanh log_sigmoid_forward "
     "linear addmm baddbmm scaled_dot_product_attention lstm gru rnn_tanh rnn_relu select_scatter "
-    "upsample_linear1d upsample_trilinear3d"
+    "upsample_linear1d upsample_trilinear3d upsample_bicubic2d"
 ).split()
 """Operators kept whole although PyTorch's default table takes them apart: templates and libraries have them whole."""
 

@@ -183,6 +183,8 @@ def resized(x: Tensor) -> tuple[Tensor, ...]:
         functional.interpolate(y, scale_factor=2) + 1,
         functional.interpolate(y, size=(7, 11)),
         functional.interpolate(y, scale_factor=1.7),
+        functional.interpolate(y, scale_factor=2.5, mode="bicubic") + 1,
+        functional.interpolate(y, size=(7, 3), mode="bicubic", align_corners=True),
     )
 
 

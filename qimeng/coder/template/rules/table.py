@@ -5,7 +5,6 @@ Deals in which files hold rules. Knows nothing about what any of them says.
 
 from qimeng.coder.template.rules import (
     activations,
-    antialiased,
     attention,
     convolution,
     functions,
@@ -14,6 +13,7 @@ from qimeng.coder.template.rules import (
     powers,
     products,
     reductions,
+    resized,
     sampling,
     scans,
     scatters,
@@ -25,7 +25,6 @@ from qimeng.coder.template.rules.base import RULES
 
 FILES = (
     activations,
-    antialiased,
     attention,
     convolution,
     functions,
@@ -34,6 +33,7 @@ FILES = (
     powers,
     products,
     reductions,
+    resized,
     sampling,
     scans,
     scatters,

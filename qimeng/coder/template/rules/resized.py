@@ -1,7 +1,7 @@
-"""Resizing with antialiasing as loop nests: each new element is a weighted mean of those near it.
+"""Cubic resizing, and any with antialiasing, as loop nests: each new element is a weighted mean of those near it.
 
-Deals in ``interpolate(..., antialias=True)`` of PyTorch (UpSampleKernel.cu), linear and cubic. Knows nothing about
-schedules or kernel text.
+Deals in ``interpolate`` of PyTorch (UpSampleBicubic2d.cu, UpSampleKernel.cpp). Knows nothing about schedules or kernel
+text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from qimeng.family import Unsupported
 MOST_TAPS = 32
 """Most elements along a dimension that make one: their weights are added up line by line."""
 
-CUBIC = -0.5
-"""The parameter of the cubic filter."""
+CUBIC, RESIZED = -0.5, -0.75
+"""The parameter of the cubic filter, with antialiasing and without."""
 
 
 @rule("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
@@ -47,6 +47,48 @@ def _antialiased(
         y = b.pw("where", guard, moved, 0.0, dtype=moved.dtype)
         inside.append(at_dim + 1)
     return b.reduce("sum", y, inside, dtype=dtype) if inside else b.cast(y, dtype)
+
+
+@rule("upsample_bicubic2d")
+def _cubic(b: Builder, node: Any, x: Expr, size: Any, corners: bool, scales: Any = None, *more: Any) -> Expr:
+    """Four elements of each dimension, those at the edge again where there are none (UpSample.cuh).
+
+    The weights are the filter's polynomials as products: their sums would lose digits where they are near 0.
+    """
+    dtype, shape = out_dtype(node), node.metas[0].shape
+    if not is_float(dtype):
+        raise Unsupported(f"cubic resizing of {dtype}: PyTorch has whole-number arithmetic of its own for it")
+    height, width = scales if isinstance(scales, list | tuple) else (scales, *more, None)[:2]
+    x = operand(b, x, dtype)
+    for d, given in ((3, width), (2, height)):
+        before, axis = size_of(b, x, d), b.axes.new(shape[d])
+        exact, scale = b.cast(index(b, axis), x.dtype), _scale(before, shape[d], corners, given)
+        exact = b.pw("mul", exact if corners else b.pw("add", exact, 0.5), scale)
+        exact = exact if corners else b.pw("sub", exact, 0.5)
+        low, total = b.pw("floor", exact), None
+        first, part = b.cast(low, "int32"), b.pw("sub", exact, low)
+        for k, weight in enumerate(_cubic_weights(b, part), -1):
+            place = integer(b, "iminimum", integer(b, "imaximum", integer(b, "add", first, k), 0), before - 1)
+            share = b.redim(weight, [axis, *[()] * (3 - d)])
+            term = b.pw("mul", share, at(b, x, d, [axis], place))
+            total = term if total is None else b.pw("add", total, term)
+        assert total is not None
+        x = total
+    return b.cast(x, dtype)
+
+
+def _cubic_weights(b: Builder, t: Expr) -> list[Expr]:
+    """The weights of the four elements around a position `t` behind the second of them."""
+    u = b.pw("sub", 1.0, t)
+
+    def near(t: Expr, u: Expr) -> Expr:
+        bend = b.pw("mul", b.pw("mul", t, t), -(RESIZED + 2))
+        return b.pw("mul", u, b.pw("add", b.pw("add", t, 1.0), bend))
+
+    def far(t: Expr, u: Expr) -> Expr:
+        return b.pw("mul", b.pw("mul", t, RESIZED), b.pw("mul", u, u))
+
+    return [far(t, u), near(t, u), near(u, t), far(u, t)]
 
 
 def _scale(before: int, after: int, corners: bool, given: float | None) -> float:
