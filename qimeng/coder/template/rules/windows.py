@@ -362,4 +362,4 @@ def _nearest_position(b: Builder, axis: Dim, before: int, after: int, given: flo
     return integer(b, "iminimum", b.cast(exact, "int32"), before - 1)
 
 
-__all__ = ["Place", "Windows", "is_load", "reached", "several"]
+__all__ = ["Adaptive", "Place", "Windows", "is_load", "reached", "several"]
