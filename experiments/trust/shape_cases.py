@@ -106,6 +106,9 @@ def _windows() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
     yield "upsample_nearest2d", "", lambda r: functional.interpolate(_image(r), scale_factor=2)
     yield "upsample_linear1d", "", lambda r: functional.interpolate(_image(r)[0], scale_factor=1.7, mode="linear")
     yield "upsample_bilinear2d", "", lambda r: functional.interpolate(_image(r), scale_factor=2, mode="bilinear")
+    yield "upsample_bicubic2d", "", lambda r: functional.interpolate(_image(r), (7, 5), mode="bicubic")
+    for mode in ("bilinear", "bicubic"):
+        yield f"_upsample_{mode}2d_aa", "", partial(_without_aliases, mode)
     yield "upsample_trilinear3d", "", lambda r: functional.interpolate(_image(r)[None], (7, 5, 3), mode="trilinear")
     for padding in ("zeros", "border", "reflection"):
         yield "grid_sampler_2d", padding, partial(_sampled, padding=padding)
@@ -141,6 +144,10 @@ def _sampled(
     numbers = torch.arange(2 * 15 * rank, device=r.device)
     places = ((numbers * 37 % 101) / 32 - 1.5).reshape(2, *[1] * (rank - 2), 3, 5, rank).to(r.dtype)
     return functional.grid_sample(image, places, mode, padding, corners)
+
+
+def _without_aliases(mode: str, r: Tensor) -> Tensor:
+    return functional.interpolate(_image(r), (4, 7), mode=mode, antialias=True)
 
 
 def _image(r: Tensor) -> Tensor:

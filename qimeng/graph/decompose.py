@@ -16,12 +16,13 @@ from torch.export import exported_program
 from torch.fx import Graph, Node
 
 from qimeng.graph.decompose_once import DETACHING, NotByKinds, decompose_once
+from qimeng.graph.own_parts import PARTS
 
 KEPT = (
     "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm var_mean gelu silu mish "
     "elu selu celu hardswish hardsigmoid hardtanh leaky_relu softplus relu relu6 sigmoid tanh log_sigmoid_forward "
     "linear addmm baddbmm scaled_dot_product_attention lstm gru rnn_tanh rnn_relu select_scatter "
-    "upsample_linear1d upsample_trilinear3d"
+    "upsample_linear1d upsample_trilinear3d upsample_bicubic2d"
 ).split()
 """Operators kept whole although PyTorch's default table takes them apart: templates and libraries have them whole."""
 
@@ -119,7 +120,9 @@ def _stays(table: Table, operator: Any) -> bool:
 
 @lru_cache(1)
 def _table(namespaces: tuple[str, ...]) -> Table:
-    """PyTorch's table without the operators that are kept; made once, since it takes longer than a small capture.
+    """PyTorch's table without the operators that are kept, with `PARTS`.
+
+    Made once, since it takes longer than a small capture.
 
     Args:
         namespaces: of all operators: with another one, operators may have come whose decompositions are to be found.
@@ -129,7 +132,7 @@ def _table(namespaces: tuple[str, ...]) -> Table:
         return isinstance(op, torch._ops.OpOverload) and op.name().split("::")[1].split(".")[0] in (*KEPT, *WRONG)
 
     every = torch.export.default_decompositions().items()
-    return {op: _unless_rounded(op, made) for op, made in every if not is_kept(op)}
+    return {op: _unless_rounded(op, made) for op, made in every if not is_kept(op)} | dict(PARTS)
 
 
 def _unless_rounded(op: Any, made: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
-"""Functions that torch.export refuses, by others that mean the same.
+"""Functions that torch.export refuses or takes for something else, by others that mean the same.
 
 For a covariance, PyTorch asks a tensor whether there are enough observations, which their number alone decides.
-``fill_diagonal_`` reads memory, which no graph knows of a view. Deals in the definitions of PyTorch's documentation.
-Knows nothing about graphs.
+``fill_diagonal_`` reads memory, which no graph knows of a view. ``multi_margin_loss`` of a NaN becomes another number.
+Deals in the definitions of PyTorch's documentation. Knows nothing about graphs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from torch.overrides import TorchFunctionMode
 
 _COVARIANCES = (torch.cov, torch.Tensor.cov)
 _CORRELATIONS = (torch.corrcoef, torch.Tensor.corrcoef)
+_OLD = ("size_average", "reduce")
+"""What losses had in the place of `reduction`."""
 
 
 class OtherFunctions(TorchFunctionMode):
-    """In the block, others take the place of covariances and correlations without weights, and of `fill_diagonal_`."""
+    """In the block, the functions below take the place of PyTorch's; of covariances, of those without weights."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The result of `func`."""
         given = dict(kwargs or {})
         if func is torch.Tensor.fill_diagonal_ and _is_plain(*args, **given):
             return with_diagonal(*args, **given)
+        if func is torch.nn.functional.multi_margin_loss and not any(given.get(name) is not None for name in _OLD):
+            return multi_margin_loss(*args, **{name: value for name, value in given.items() if name not in _OLD})
         plain = all(given.pop(name, None) is None for name in ("fweights", "aweights"))
         if func in _COVARIANCES and plain:
             return covariance(*args, **given)
@@ -46,6 +50,30 @@ def with_diagonal(x: torch.Tensor, fill_value: float, wrap: bool = False) -> tor
     """
     rows, columns = (torch.arange(n, device=x.device) for n in x.shape)
     return x.masked_fill_(rows[:, None] == columns, fill_value)
+
+
+def multi_margin_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: torch.Tensor | None = None,
+    *,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """The loss of `torch.nn.functional`, in which a NaN counts as no violation; torch.export's has a NaN there.
+
+    >>> multi_margin_loss(torch.tensor([0.0, 0.5, float("nan")]), torch.tensor(0))
+    tensor(0.5000)
+    """
+    rows, at = torch.atleast_2d(input), torch.atleast_1d(target).unsqueeze(1)
+    short = margin - rows.gather(1, at) + rows
+    counts = (torch.arange(rows.shape[1], device=input.device) != at) & (short > 0)
+    short = short if p == 1 else short * short
+    each = torch.where(counts, short if weight is None else short * weight[at], 0)
+    if reduction != "none":
+        return each.mean() if reduction == "mean" else each.sum() / rows.shape[1]
+    return each.mean(1) if input.dim() > 1 else each.mean()
 
 
 def covariance(input: torch.Tensor, *, correction: int = 1) -> torch.Tensor:
@@ -81,4 +109,4 @@ def correlation(input: torch.Tensor) -> torch.Tensor:
     return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
 
 
-__all__ = ["OtherFunctions", "correlation", "covariance", "with_diagonal"]
+__all__ = ["OtherFunctions", "correlation", "covariance", "multi_margin_loss", "with_diagonal"]

@@ -1,4 +1,4 @@
-"""Functions that torch.export refuses are captured by others, which give the same."""
+"""Functions that torch.export refuses or mistakes are captured by others, which give the same."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
-from qimeng.graph.stand_ins import correlation, covariance
+from qimeng.graph.stand_ins import correlation, covariance, multi_margin_loss
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
@@ -44,3 +45,21 @@ def test_covariances_and_correlations_are_those_of_pytorch(x: torch.Tensor) -> N
 @pytest.mark.filterwarnings("ignore:cov")
 def test_too_few_observations_are_divided_by_0() -> None:
     torch.testing.assert_close(covariance(X, correction=11), torch.cov(X, correction=11), equal_nan=True)
+
+
+LABELS, WEIGHT = torch.arange(7), torch.rand(11)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_margin_loss_is_that_of_pytorch_also_of_nan(reduction: str) -> None:
+    x = torch.where(X > 6, torch.nan, X)
+
+    def loss(x: torch.Tensor) -> Any:
+        one = functional.multi_margin_loss(x, LABELS, reduction=reduction)
+        return one, functional.multi_margin_loss(x * 2, LABELS, 2, 0.4, WEIGHT, reduction=reduction)
+
+    torch.testing.assert_close(Program.start(capture_spec(KernelSpec.of(loss, (x,)))).load().Model()(x), loss(x))
+    alone = multi_margin_loss(x[0], LABELS[0], p=2, weight=WEIGHT, reduction=reduction)
+    torch.testing.assert_close(
+        alone, functional.multi_margin_loss(x[0], LABELS[0], 2, weight=WEIGHT, reduction=reduction)
+    )

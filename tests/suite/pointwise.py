@@ -67,11 +67,16 @@ def floating_remainders(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     return x % 0.3, x // 0.3, torch.fmod(x, y), torch.remainder(z, y), (x / y.clamp(0.1)) // z.tanh()
 
 
-@problem("buckets", lambda: (torch.randn(9, 31), torch.randn(31), torch.linspace(-2, 2, 7), torch.randn(7, 4)))
+@problem(
+    "buckets",
+    lambda: (torch.randn(9, 31), torch.randn(31), torch.linspace(-2, 2, 7), torch.randn(7, 4)),
+    ("searchsorted",),
+)
 def buckets(x: Tensor, y: Tensor, bounds: Tensor, values: Tensor) -> tuple[Tensor, ...]:
     code = torch.bucketize(x, bounds, right=True)
     z = torch.fmax(x, y) - torch.fmin(x, y)
-    return values[code - 1], torch.searchsorted(bounds, z), z.round(decimals=1), torch.ldexp(z, code)
+    of_a_number = torch.searchsorted(bounds, 0.3)
+    return values[code - 1], torch.searchsorted(bounds, z), z.round(decimals=1), torch.ldexp(z, code), of_a_number
 
 
 @problem("gammas", lambda: (torch.rand(9, 31) * 12 + 0.01, torch.rand(31) * 3, torch.randn(9, 31) * 4))

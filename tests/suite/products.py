@@ -47,8 +47,9 @@ def strided_operands(x: Tensor, y: Tensor) -> Tensor:
 
 
 @problem("added products", normal((1, 31), (19, 23), (23, 31), (3, 7, 11), (3, 11, 5), (5,)))
-def added_products(c: Tensor, x: Tensor, y: Tensor, p: Tensor, q: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.addmm(c, x, y, beta=0.5, alpha=2.0), torch.baddbmm(d, p, q), torch.addmv(c[0], y.T, x[0])
+def added_products(c: Tensor, x: Tensor, y: Tensor, p: Tensor, q: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    more = torch.addbmm(d, p, q, beta=0.5, alpha=-2)
+    return torch.addmm(c, x, y, beta=0.5, alpha=2.0), torch.baddbmm(d, p, q), torch.addmv(c[0], y.T, x[0]), more
 
 
 @problem("einsums", normal((3, 5, 7, 11), (3, 5, 13, 11), (11, 13), (7, 11)))
@@ -204,14 +205,25 @@ class BilinearForm(nn.Module):
         return ((x @ self.form) * y).sum(-1, keepdim=True)
 
 
+@problem("bilinear layer", normal((11, 7), (11, 9)))
+class BilinearLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Bilinear(7, 9, 5)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x, y))
+
+
 @problem("scores", normal((2, 3, 9, 16), (2, 3, 9, 16), (2, 3, 9, 16)))
 def scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.transpose(-2, -1) * 0.25, dim=-1) @ v
 
 
-@problem("distances", normal((13, 8), (17, 8)))
-def distances(x: Tensor, y: Tensor) -> Tensor:
-    return (x.square().sum(1)[:, None] + y.square().sum(1) - 2 * x @ y.T).clamp_min(0).sqrt()
+@problem("distances", normal((13, 8), (17, 8)), ("triu_indices",))
+def distances(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    pairs = nn.functional.pdist(x), nn.functional.pdist(y, p=3.0)
+    return *pairs, (x.square().sum(1)[:, None] + y.square().sum(1) - 2 * x @ y.T).clamp_min(0).sqrt()
 
 
 @problem("two and three factors", normal((5, 7), (7, 9), (9, 4)))

@@ -119,6 +119,8 @@ def max_pool_positions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         *functional.max_pool2d(x, (2, 3), padding=(1, 0), ceil_mode=True, return_indices=True),
         functional.max_pool1d(x[:, 0], 3, dilation=2, return_indices=True)[1],
         functional.max_pool3d(y, 2, return_indices=True)[1],
+        *functional.adaptive_max_pool2d(x, (3, 4), return_indices=True),
+        functional.adaptive_max_pool3d(torch.where(y > 1, torch.nan, y), 2, return_indices=True)[1],
     )
 
 
@@ -127,6 +129,7 @@ def least_windows(x: Tensor) -> tuple[Tensor, ...]:
     return (
         *functional.max_pool2d(x, 3, 2, 1, return_indices=True),
         *functional.max_pool2d(x, (2, 3), (1, 2), 1, dilation=(2, 3), return_indices=True),
+        *functional.adaptive_max_pool2d(x, (2, 4), return_indices=True),
     )
 
 
@@ -154,6 +157,15 @@ def resized_linearly(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+@problem("resized without aliases", normal((2, 3, 16, 17), (1, 2, 5, 9)))
+def resized_without_aliases(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (
+        functional.interpolate(x.relu(), size=(7, 9), mode="bilinear", antialias=True),
+        functional.interpolate(x, size=(16, 5), mode="bicubic", antialias=True, align_corners=True),
+        functional.interpolate(y, scale_factor=(0.4, 1.7), mode="bicubic", antialias=True),
+    )
+
+
 @problem("padding around", normal((2, 3, 6, 7)), stays=("empty",))
 def around(x: Tensor) -> Tensor:
     return functional.pad(x.relu(), (2, 1, 1, 3), mode="circular") * 2
@@ -171,6 +183,8 @@ def resized(x: Tensor) -> tuple[Tensor, ...]:
         functional.interpolate(y, scale_factor=2) + 1,
         functional.interpolate(y, size=(7, 11)),
         functional.interpolate(y, scale_factor=1.7),
+        functional.interpolate(y, scale_factor=2.5, mode="bicubic") + 1,
+        functional.interpolate(y, size=(7, 3), mode="bicubic", align_corners=True),
     )
 
 

@@ -1,7 +1,7 @@
 """Moves sums and means before what they sum: scales, shifts and linear maps, where that leaves less to compute.
 
 Deals in ``sum(map(x, w) + b)``, which is ``map(x, sum(w)) + sum(b)``, and in ``sum(x * c)``, which is ``sum(x) * c``.
-An infinite input makes the sum NaN, as infinities of both signs meet in it; a product with zeros keeps that. Knows
+An infinite input makes the sum NaN where infinities of both signs meet in it; a product with zeros keeps that. Knows
 nothing about other reductions.
 """
 
@@ -235,10 +235,11 @@ class EarlyOverPlaces(Rule):
         w = w if transposed else edit.op("aten.permute.default", w, (1, 0))
         if found.mean:
             w = edit.op("aten.div.Tensor", w, count)
-        zero = edit.op("aten.mul.Tensor", edit.op("aten.sum.dim_IntList", w, (1,)), 0.0)
-        w, zero = narrow(edit, w, dtype), narrow(edit, zero, dtype)
-        nothing = edit.op("aten.unsqueeze.default", edit.op("aten.mv.default", s, zero), 1)
-        y = edit.op("aten.add.Tensor", edit.op("aten.mm.default", s, w), nothing)
+        y = edit.op("aten.mm.default", s, narrow(edit, w, dtype))
+        if any(k != 1 for k in kernel):  # weights of both signs for each place; otherwise an infinity stays one
+            zero = edit.op("aten.mul.Tensor", edit.op("aten.sum.dim_IntList", w, (1,)), 0.0)
+            nothing = edit.op("aten.mv.default", s, narrow(edit, zero, dtype))
+            y = edit.op("aten.add.Tensor", y, edit.op("aten.unsqueeze.default", nothing, 1))
         if map_.bias is not None:
             b = map_.bias if found.mean else edit.op("aten.mul.Tensor", map_.bias, float(count))
             y = edit.op("aten.add.Tensor", y, b)

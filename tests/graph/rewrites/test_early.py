@@ -79,6 +79,17 @@ def test_what_is_not_finite_stays_so(name: str, bad: float) -> None:
     assert torch.equal(a.isnan(), b.isnan()) and a.isnan().any() and not a.isnan().all()
 
 
+def test_the_sum_over_places_of_single_weights_keeps_an_infinity() -> None:
+    found = Rewritten(
+        lambda: Then(nn.Conv2d(3, 8, 1), lambda m, y: y.mean((2, 3))), lambda: (torch.empty(2, 3, 5, 5),), "early"
+    )
+    x = torch.randn(2, 3, 5, 5)
+    x[0, 1, 2, 3] = float("inf")
+    a, b = found.on(x)
+    assert found.rules == ["sum_places"] and a[0].isinf().all()
+    torch.testing.assert_close(a, b)
+
+
 def test_less_is_computed() -> None:
     map_, function, shape, _ = CASES["features"]
     found = Rewritten(lambda: Then(map_(), function), lambda: (torch.empty(shape),), "early")

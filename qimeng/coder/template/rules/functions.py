@@ -89,6 +89,8 @@ def _bucketize(b: Builder, node: Any, first: Expr, second: Expr, *, out_int32: b
                side: Any = None, sorter: Any = None) -> Expr:  # fmt: skip
     """How many of the sorted boundaries are less than an element, or, `right`, at most it; NaN is above all of them."""
     x, bounds = (first, second) if node.packet == "aten.bucketize" else (second, first)
+    if not isinstance(x, Expr):
+        raise Unsupported("a search for a number")
     if sorter is not None or side not in (None, "left", "right") or len(bounds.dims) != 1:
         raise Unsupported("a search in rows of boundaries, or in unsorted ones")
     d = common_dtype(x, bounds)

@@ -233,42 +233,74 @@ def _least(dtype: str) -> float | int:
 @rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def _adaptive_avg_pool(b: Builder, node: Any, x: Expr, size: Any) -> Expr:
     count, dtype = int(node.packet[-2]), out_dtype(node)
-    x, guards, lengths, inside = _adaptive(b, operand(b, x, dtype), node.metas[0].shape[-count:])
-    for guard in guards:
-        x = b.pw("where", guard, x, 0.0, dtype=x.dtype)
-    total, elements = b.reduce("sum", x, inside, dtype=dtype), lengths[0]
-    for length in lengths[1:]:
+    windows = Adaptive(b, operand(b, x, dtype), node.metas[0].shape[-count:])
+    total, elements = b.reduce("sum", windows.filled(b, 0.0), windows.inside, dtype=dtype), windows.lengths[0]
+    for length in windows.lengths[1:]:
         elements = integer(b, "mul", elements, length)
     return b.pw("div", total, b.cast(elements, compute_dtype(dtype)), dtype=dtype)
 
 
 @rule("adaptive_max_pool2d", "adaptive_max_pool3d")
-def _adaptive_max_pool(b: Builder, node: Any, x: Expr, size: Any) -> tuple[Expr, None]:
+def _adaptive_max_pool(b: Builder, node: Any, x: Expr, size: Any) -> tuple[Expr, Expr]:
+    """The largest of each window, and its position in the plane, row by row."""
     count = int(node.packet[-2])
-    moved, guards, _, inside = _adaptive(b, x, node.metas[0].shape[-count:])
-    for guard in guards:
-        moved = b.pw("where", guard, moved, _least(x.dtype), dtype=x.dtype)
-    return extreme(b, "max", moved, inside, False), None
+    planes = [size_of(b, x, d) for d in range(len(x.dims) - count, len(x.dims))]
+    windows = Adaptive(b, x, node.metas[0].shape[-count:])
+    filled = windows.filled(b, _least(x.dtype))
+    inside = _position_inside(b, filled, windows.inside, windows.sizes)
+    places = [b.pw("add", here, begin) for begin, here in zip(windows.begins, inside, strict=True)]
+    where = _position_in_plane(b, places, planes, [1] * count)
+    return extreme(b, "max", filled, windows.inside, False), where
 
 
-def _adaptive(b: Builder, x: Expr, counts: Sequence[int]) -> tuple[Expr, list[Expr], list[Expr], list[int]]:
-    """Windows from floor(i L / n) to ceil((i + 1) L / n): the value, guards, their lengths, dimensions inside."""
-    guards, lengths, lead = [], [], len(x.dims) - len(counts)
-    for number, count in enumerate(counts):
-        d = lead + 2 * number
-        length = size_of(b, x, d)
-        longest = max(-(-(i + 1) * length // count) - i * length // count for i in range(count))
-        window, inner = b.axes.new(count), b.axes.new(longest)
-        scaled = integer(b, "mul", index(b, window), length)
-        begin = integer(b, "idiv", scaled, count)
-        end = integer(b, "idiv", integer(b, "add", scaled, length + count - 1), count)
-        place = integer(b, "add", begin, index(b, inner))
-        even = length % count == 0
-        guard = None if even else integer(b, "lt", place, end, dtype="bool")
-        guards += [] if guard is None else [guard]
-        lengths.append(integer(b, "sub", end, begin))
-        x = at(b, x, d, [window, inner], place, guard)
-    return x, guards, lengths, [lead + 2 * number + 1 for number in range(len(counts))]
+class Adaptive:
+    """The last dimensions of a tensor cut into windows from floor(i L / n) to ceil((i + 1) L / n).
+
+    Args:
+        b: the builder.
+        x: the tensor.
+        counts: windows along each dimension.
+
+    Attributes:
+        value: `x` with two dimensions in place of each: windows, and positions inside.
+        guards: where those positions are elements of the window.
+        inside: numbers of the dimensions that are positions inside windows.
+        sizes: positions inside, of the longest window.
+        begins: the first element of each window.
+        lengths: its number of elements.
+    """
+
+    def __init__(self, b: Builder, x: Expr, counts: Sequence[int]):
+        self.guards: list[Expr] = []
+        self.sizes: list[int] = []
+        self.begins: list[Expr] = []
+        self.lengths: list[Expr] = []
+        lead = len(x.dims) - len(counts)
+        for number, count in enumerate(counts):
+            d = lead + 2 * number
+            length = size_of(b, x, d)
+            longest = max(-(-(i + 1) * length // count) - i * length // count for i in range(count))
+            window, inner = b.axes.new(count), b.axes.new(longest)
+            scaled = integer(b, "mul", index(b, window), length)
+            begin = integer(b, "idiv", scaled, count)
+            end = integer(b, "idiv", integer(b, "add", scaled, length + count - 1), count)
+            place = integer(b, "add", begin, index(b, inner))
+            even = length % count == 0
+            guard = None if even else integer(b, "lt", place, end, dtype="bool")
+            self.guards += [] if guard is None else [guard]
+            self.sizes.append(longest)
+            self.begins.append(begin)
+            self.lengths.append(integer(b, "sub", end, begin))
+            x = at(b, x, d, [window, inner], place, guard)
+        self.value = x
+        self.inside = [lead + 2 * number + 1 for number in range(len(counts))]
+
+    def filled(self, b: Builder, value: float | int) -> Expr:
+        """The windows, with `value` where there is no element."""
+        x = self.value
+        for guard in self.guards:
+            x = b.pw("where", guard, x, value, dtype=x.dtype)
+        return x
 
 
 @rule("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
@@ -330,4 +362,4 @@ def _nearest_position(b: Builder, axis: Dim, before: int, after: int, given: flo
     return integer(b, "iminimum", b.cast(exact, "int32"), before - 1)
 
 
-__all__ = ["Place", "Windows", "is_load", "reached", "several"]
+__all__ = ["Adaptive", "Place", "Windows", "is_load", "reached", "several"]
