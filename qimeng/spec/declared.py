@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -26,9 +26,11 @@ class WeightForm(ABC):
 
     Attributes:
         text: the declaration, such as ``"int4:128"``.
+        prunes: whether it sets weights to zero that kernels skip, also where they would meet an infinity.
     """
 
     text: str
+    prunes: ClassVar[bool] = False
 
     @abstractmethod
     def declared(self, weight: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ from qimeng.graph.ops import longest_reduction
 from qimeng.graph.state import settled_nodes
 from qimeng.graph.zeros import zeros_are_signed
 from qimeng.spec import KernelSpec
+from qimeng.spec.declared import weight_form
 from qimeng.spec.distributions import EXAMPLES, distributions_of
 from qimeng.spec.patience import patience
 from qimeng.spec.perturb import SHARES, seed_of
@@ -68,7 +69,7 @@ class EagerReference:
     Attributes:
         kind: ``"float64"``, or ``"eager-highest"`` where float64 does not run or its random operators cannot be
             given eager's draws.
-        weighs: whether weights may be exact zeros: those of a softmax under a mask, or declared ones.
+        weighs: whether weights may be exact zeros: those of a softmax under a mask, or pruned ones.
         no_double: why float64 does not run; empty where it does, or where nobody tried.
         facts: structure of eager's output.
         mutated: parameters and buffers that a call updates.
@@ -106,7 +107,8 @@ class EagerReference:
         self.mode_matters = False
         self.longest_reduction = longest_reduction(graph) if graph is not None and graph.nodes else 0
         self._terms = self.longest_reduction
-        self.weighs = bool(spec.weights) or graph is not None and any(WEIGHING.search(n.packet) for n in graph.ops())
+        prunes = bool(spec.weights) and weight_form(spec.weights).prunes
+        self.weighs = prunes or graph is not None and any(WEIGHING.search(n.packet) for n in graph.ops())
         self._sums = self.longest_reduction > 1
         self.parameters = Parameters(spec, device)
         self.input_sets = 1

@@ -143,7 +143,7 @@ class References(SlicedReference):
     def _without_hidden(self, trial: Trial, number: int, actual: torch.Tensor) -> Expected | None:
         """What is expected where the weights of infinite inputs are exact zeros; None where nothing has such weights.
 
-        A mask gives a weight of exactly zero, and so does a declared form that keeps few weights. Zero times infinity
+        A mask gives a weight of exactly zero, and so does a declared form that prunes weights. Zero times infinity
         is no number. Kernels differ in which zeros they skip, eager's for attention among them, so that both values
         are right there, each where `actual` has its kind. What is infinite by one element and no number by another,
         hidden one may be either.

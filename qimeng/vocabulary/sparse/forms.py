@@ -77,6 +77,8 @@ class Sparse(WeightForm):
         percent: of the blocks that are kept at most; one is in any case.
     """
 
+    prunes = True
+
     def __init__(self, block: int, percent: Decimal):
         self.block, self.percent = block, percent
         share = f"{percent.normalize():f}"

@@ -31,7 +31,7 @@ def paired(weight: torch.Tensor) -> torch.Tensor:
 class Pairs(WeightForm):
     """Two of each four neighbours, the others zero."""
 
-    text = "2:4"
+    text, prunes = "2:4", True
 
     def declared(self, weight: torch.Tensor) -> torch.Tensor:
         """The weight itself where no four neighbours hold more; else without the least magnitudes of those."""

@@ -67,6 +67,8 @@ def test_zero_times_infinity_is_no_number_in_a_product():
     spec = KernelSpec.from_function(lambda x, y: x @ y, (torch.randn(8, 16), torch.randn(16, 8)))
     refs = References(spec, capture_spec(spec), torch.device("cpu"))
     assert not refs.weighs
+    spec = KernelSpec.from_module(torch.nn.Linear(64, 32), (torch.randn(8, 64),), weights="int8")
+    assert not References(spec, capture_spec(spec), torch.device("cpu")).weighs, "it prunes nothing"
 
 
 def test_a_product_may_skip_the_zeros_that_a_spec_declares():
