@@ -73,8 +73,11 @@ THROUGH_THE_FACE = {"qimeng.spec.spec", "qimeng.envs.workers.forkserver"}
 LINKS = ("planner", "coder", "actions", "envs")
 
 
-ROOMS = ("sandbox", "workers", "errors", "cost", "screening", "judge", "estimate", "steps", "gym")
-"""The rooms of `qimeng.envs`; each imports only itself and those before it."""
+ROOMS = {
+    "envs": ("sandbox", "workers", "errors", "cost", "screening", "judge", "estimate", "steps", "gym"),
+    "coder.template": ("nest", "rules", "triton", "cuda", "families"),
+}
+"""The rooms of a part; each imports only itself and those before it."""
 
 
 @cache
@@ -253,26 +256,24 @@ def test_public_face_is_what_all_says() -> None:
     assert [name for name in qimeng.__all__ if not hasattr(qimeng, name)] == []
 
 
-def test_rooms_of_the_environment_import_those_before_them() -> None:
-    wrong = []
-    for path in sorted((PACKAGE / "envs").rglob("*.py")):
-        own = path.relative_to(PACKAGE / "envs").parts[0]
-        if own == "__init__.py":
-            continue
+@pytest.mark.parametrize("part", ROOMS)
+def test_rooms_import_those_before_them(part: str) -> None:
+    wrong, rooms, folder = [], ROOMS[part], PACKAGE.joinpath(*part.split("."))
+    name = re.escape(f"qimeng.{part}")
+    for path in (p for room in rooms for p in sorted((folder / room).rglob("*.py"))):
+        own = path.relative_to(folder).parts[0]
         for line in path.read_text().splitlines():
-            found = re.match(r"\s*from qimeng\.envs\.(\w+)", line) or re.match(
-                r"\s*from qimeng\.envs import (\w+)", line
-            )
-            if found and found[1] in ROOMS and ROOMS.index(found[1]) > ROOMS.index(own):
+            found = re.match(rf"\s*from {name}(?:\.| import )(\w+)", line)
+            if found and found[1] in rooms and rooms.index(found[1]) > rooms.index(own):
                 wrong.append(f"{relative(path)}: {line.strip()}")
-    assert {p.name for p in (PACKAGE / "envs").iterdir() if p.is_dir() and p.name != "__pycache__"} == set(ROOMS)
+    assert {p.name for p in folder.iterdir() if p.is_dir() and p.name != "__pycache__"} == set(rooms)
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_tests_of_a_room_are_in_its_folder() -> None:
     tests = ROOT / "tests" / "envs"
-    astray = {p.parent.name for p in tests.rglob("test_*.py")} - set(ROOMS)
-    assert not astray, f"tests/envs has a folder for each room ({', '.join(ROOMS)}); move the tests in {astray}"
+    astray = {p.parent.name for p in tests.rglob("test_*.py")} - set(ROOMS["envs"])
+    assert not astray, f"tests/envs has a folder for each room ({', '.join(ROOMS['envs'])}); move the tests in {astray}"
 
 
 # ---- circles: an import counts, whether it stands at the top, in a function or is for types alone

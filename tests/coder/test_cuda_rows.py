@@ -17,7 +17,7 @@ from torch.nn import functional
 from qimeng.backend import backend_named
 from qimeng.backend.cuda_runtime import cuda_compile
 from qimeng.backend.facts import usage_of
-from qimeng.coder.template.cuda.rows import print_rows_cuda
+from qimeng.coder.template.families.tile.cuda_rows import print_rows_cuda
 from qimeng.coder.template.families.tile.defaults import default_schedule
 from qimeng.coder.template.families.tile.plan import plan_tile
 from qimeng.device import device_named

@@ -8,8 +8,8 @@ from torch.nn import functional
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.nest.expr import affine, guard, positions
 from qimeng.coder.template.nest.ir import Nest
-from qimeng.coder.template.nest.regions import region_nest
 from qimeng.coder.template.rules.builder import Builder
+from qimeng.coder.template.rules.regions import region_nest
 from qimeng.coder.template.rules.reindex import index, integer
 from qimeng.device import device_named
 from qimeng.graph.capture import capture

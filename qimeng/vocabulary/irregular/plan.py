@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from qimeng.coder.template.nest.axes import Dim, strides_of
 from qimeng.coder.template.nest.dtypes import DTYPES
 from qimeng.coder.template.nest.ir import Nest, Source, is_wide
-from qimeng.coder.template.nest.loads import Loads, nest_of
+from qimeng.coder.template.nest.loads import Loads
 from qimeng.coder.template.rules.builder import build_nest
+from qimeng.coder.template.rules.regions import nest_of
 from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, row_major
 from qimeng.graph.ops import VIEWS

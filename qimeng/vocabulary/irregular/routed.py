@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.nest.ir import Nest
-from qimeng.coder.template.nest.loads import nest_of
 from qimeng.coder.template.nest.sizes import power_of_two
+from qimeng.coder.template.rules.regions import nest_of
 from qimeng.coder.template.triton.emitter import Emitter
 from qimeng.family import NotConcerned, Unsupported, family_field
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, itemsize, map_values, row_major

@@ -1,1 +1,1 @@
-"""Kernels printed as CUDA C++."""
+"""Expressions of a loop nest as CUDA C++."""

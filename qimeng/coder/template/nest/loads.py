@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qimeng.coder.template.nest.ir import Nest, Source
-from qimeng.coder.template.nest.quotients import settle_quotients
-from qimeng.coder.template.rules.builder import build_nest
-from qimeng.coder.template.rules.table import RULES
-from qimeng.family import Unsupported
+from qimeng.coder.template.nest.ir import Source
 from qimeng.graph.opgraph import Value
 from qimeng.graph.ops import VIEWS
 from qimeng.graph.region import Region, call_text
@@ -68,38 +64,4 @@ def _needed(lines: list[str], wanted: set[str]) -> set[str]:
     return wanted
 
 
-def nest_of(region: Region, joined: bool = False, one_row: bool = False) -> tuple[Nest, Loads]:
-    """The region's loop nest with its loads.
-
-    Args:
-        region: the region.
-        joined: let reductions over different axes walk the same ones.
-        one_row: a product of one row is a product as well, not a sum of each column.
-
-    Raises:
-        Unsupported: no template covers it; the message says why.
-    """
-    for node in region.ops:
-        if node.packet in VIEWS and node.packet not in RULES:
-            loads = find_loads(region)
-            if not any(Value(node.name) == v for v in _reachable(region, loads)):
-                raise Unsupported(f"{node.packet} in the middle of a region")
-    loads = find_loads(region)
-    nest = build_nest(RULES, region, loads.values, one_row)
-    if joined:
-        nest.join_reductions()
-    nest.finish()
-    settle_quotients(nest)
-    return nest, loads
-
-
-def _reachable(region: Region, loads: Loads) -> set[Value]:
-    """Views at the edge of the region, loaded or leading to one that is."""
-    at_edge = set(region.inputs)
-    for node in region.ops:
-        if node.packet in VIEWS and node.operands() and node.operands()[0] in at_edge:
-            at_edge.add(Value(node.name))
-    return at_edge
-
-
-__all__ = ["Loads", "find_loads", "nest_of"]
+__all__ = ["Loads", "find_loads"]

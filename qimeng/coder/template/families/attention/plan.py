@@ -16,7 +16,7 @@ from qimeng.coder.template.nest.axes import Dim
 from qimeng.coder.template.nest.expr import Expr, reach
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.nest.loads import Loads
-from qimeng.coder.template.nest.regions import region_nest
+from qimeng.coder.template.rules.regions import region_nest
 from qimeng.coder.template.triton.special import SPECIAL
 from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.region import Region

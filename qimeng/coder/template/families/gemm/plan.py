@@ -14,7 +14,7 @@ from typing import Any
 from qimeng.coder.template.nest.expr import Expr, Sum, positions, reach, sum_of
 from qimeng.coder.template.nest.ir import VECTOR_BYTES, Nest, coalesce
 from qimeng.coder.template.nest.loads import Loads
-from qimeng.coder.template.nest.regions import region_nest
+from qimeng.coder.template.rules.regions import region_nest
 from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.opgraph import itemsize
 from qimeng.graph.ops import is_product, precision_of

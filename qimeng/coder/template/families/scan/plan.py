@@ -13,9 +13,9 @@ from qimeng.coder.template.families.common import special_functions
 from qimeng.coder.template.nest.expr import Expr, reach
 from qimeng.coder.template.nest.ir import Nest, by_stride
 from qimeng.coder.template.nest.loads import Loads
-from qimeng.coder.template.nest.regions import region_nest
 from qimeng.coder.template.nest.rows import MOST_REPEATS, RowPlan, groups_of, memory_of
 from qimeng.coder.template.nest.sizes import power_of_two
+from qimeng.coder.template.rules.regions import region_nest
 from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.region import Region
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from qimeng.backend import backend_named
 from qimeng.coder.template.cuda.emitter import check_printable
-from qimeng.coder.template.cuda.rows import MOST_HELD, print_rows_cuda
+from qimeng.coder.template.families.tile.cuda_rows import MOST_HELD, print_rows_cuda
 from qimeng.coder.template.families.tile.defaults import default_schedule
 from qimeng.coder.template.families.tile.forms import others
 from qimeng.coder.template.families.tile.plan import TilePlan

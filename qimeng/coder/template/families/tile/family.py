@@ -5,10 +5,10 @@ Deals in what the library asks of a family, and hands it on to the files beside 
 
 from __future__ import annotations
 
-from qimeng.coder.template.cuda.accesses import ACCESS_BYTES
-from qimeng.coder.template.cuda.rows import UNROLLED, print_rows_cuda
 from qimeng.coder.template.families.common import fast_by_default
 from qimeng.coder.template.families.tile import words
+from qimeng.coder.template.families.tile.cuda_accesses import ACCESS_BYTES
+from qimeng.coder.template.families.tile.cuda_rows import UNROLLED, print_rows_cuda
 from qimeng.coder.template.families.tile.defaults import default_schedule, guesses
 from qimeng.coder.template.families.tile.moves import moves
 from qimeng.coder.template.families.tile.plan import TilePlan, plan_tile

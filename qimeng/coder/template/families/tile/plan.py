@@ -11,9 +11,9 @@ from math import prod
 
 from qimeng.coder.template.families.common import special_functions
 from qimeng.coder.template.nest.ir import Nest, by_stride
-from qimeng.coder.template.nest.loads import Loads, nest_of
-from qimeng.coder.template.nest.regions import region_nest
+from qimeng.coder.template.nest.loads import Loads
 from qimeng.coder.template.nest.rows import MOST_REPEATS, RowPlan, groups_of, memory_of
+from qimeng.coder.template.rules.regions import nest_of, region_nest
 from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.region import Region
 

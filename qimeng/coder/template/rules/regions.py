@@ -9,7 +9,10 @@ from functools import lru_cache
 
 from qimeng.coder.template.nest.dtypes import CONVERTED, DTYPES
 from qimeng.coder.template.nest.ir import Nest
-from qimeng.coder.template.nest.loads import Loads, nest_of
+from qimeng.coder.template.nest.loads import Loads, find_loads
+from qimeng.coder.template.nest.quotients import settle_quotients
+from qimeng.coder.template.rules.builder import build_nest
+from qimeng.coder.template.rules.table import RULES
 from qimeng.family import Unsupported
 from qimeng.graph.opgraph import Value
 from qimeng.graph.ops import VIEWS
@@ -33,6 +36,40 @@ def region_nest(region: Region, one_row: bool = False) -> Found:
     if isinstance(found, Unsupported):
         raise found.with_traceback(None)
     return found
+
+
+def nest_of(region: Region, joined: bool = False, one_row: bool = False) -> tuple[Nest, Loads]:
+    """The region's loop nest with its loads.
+
+    Args:
+        region: the region.
+        joined: let reductions over different axes walk the same ones.
+        one_row: a product of one row is a product as well, not a sum of each column.
+
+    Raises:
+        Unsupported: no template covers it; the message says why.
+    """
+    for node in region.ops:
+        if node.packet in VIEWS and node.packet not in RULES:
+            loads = find_loads(region)
+            if not any(Value(node.name) == v for v in _reachable(region, loads)):
+                raise Unsupported(f"{node.packet} in the middle of a region")
+    loads = find_loads(region)
+    nest = build_nest(RULES, region, loads.values, one_row)
+    if joined:
+        nest.join_reductions()
+    nest.finish()
+    settle_quotients(nest)
+    return nest, loads
+
+
+def _reachable(region: Region, loads: Loads) -> set[Value]:
+    """Views at the edge of the region, loaded or leading to one that is."""
+    at_edge = set(region.inputs)
+    for node in region.ops:
+        if node.packet in VIEWS and node.operands() and node.operands()[0] in at_edge:
+            at_edge.add(Value(node.name))
+    return at_edge
 
 
 @lru_cache(1024)
@@ -77,4 +114,4 @@ def _dtype(region: Region, value: Value) -> str:
     return region.graph.meta(value).dtype
 
 
-__all__ = ["region_nest"]
+__all__ = ["nest_of", "region_nest"]

@@ -1,4 +1,4 @@
-"""The rows family as CUDA C++: pointwise operators, reductions, softmax-like programs and normalizations.
+"""The tile family as CUDA C++: pointwise operators, reductions, softmax-like programs and normalizations.
 
 The threads of a block share its rows: where rows are contiguous in memory, neighbours along x walk one row; else each
 has a row of its own, and threads along y share that. Forms: ``resident`` keeps a whole row in registers; ``loop``
@@ -13,10 +13,10 @@ import re
 from dataclasses import dataclass, field
 from math import prod
 
-from qimeng.coder.template.cuda.accesses import packed_sources, widest
 from qimeng.coder.template.cuda.emitter import Emitter, check_printable, decomposed, positions
 from qimeng.coder.template.cuda.ops import C_TYPE, compute_dtype, compute_type, is_float, needs_extremes
 from qimeng.coder.template.cuda.prelude import RESULTS, STATE_NAMES, prelude
+from qimeng.coder.template.families.tile.cuda_accesses import packed_sources, widest
 from qimeng.coder.template.families.tile.plan import TilePlan
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.coder.template.nest.contracted import beside_extreme
