@@ -112,14 +112,13 @@ def fine_tune(
     def seconds() -> float:
         return float(before + time.monotonic() - began)
 
-    def save() -> None:
-        now = {"step": step, "seconds": seconds(), "tokens": tokens}
+    def save(spent: float) -> None:
+        now = {"step": step, "seconds": spent, "tokens": tokens}
         held = {name: p.detach() for name, p in weights.items()}
         parts = {"weights": held, "optimizer": optimizer.state_dict(), "settings": settings, "state": now}
         keep(folder / CHECKPOINT, parts)
 
-    def tell() -> None:
-        spent = seconds()
+    def tell(spent: float) -> None:
         figures.update({"step": step, "seconds": spent, "tokens_per_s": tokens / max(spent, 1e-9)})
         if losses:
             figures["loss"] = float(torch.stack(losses).mean())
@@ -141,15 +140,16 @@ def fine_tune(
             losses.append(loss.detach())
             step, tokens = step + 1, tokens + sum(len(fitting[n].ids) for n in numbers)
             if step % 20 == 0:
-                tell()
+                tell(seconds())
             if time.monotonic() - saved > how.keep_s:
-                save()
+                save(seconds())
                 saved = time.monotonic()
     finally:  # also where Ctrl-C or a signal ends it
-        save()
+        spent = seconds()
+        save(spent)
     if held_out:
         figures |= looked_at(model, held_out, how.length)
-    tell()
+    tell(spent)
     return figures
 
 

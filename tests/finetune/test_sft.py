@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from qimeng.coder.llm.chat import Message
 from qimeng.coder.llm.local_chat import LocalChat
+from qimeng.finetune import sft
 from qimeng.finetune.conversations import (
     Row,
     batch_of,
@@ -151,6 +153,20 @@ def test_a_killed_training_continues_as_if_it_had_not_been(tmp_path: Path) -> No
     lm, tokenizer = tiny([m.text for pair in PAIRS for m in pair])
     with pytest.raises(FinetuneError, match="rate 0.01, now 0.001"):
         fine_tune(lm, rows, other, tmp_path / "whole", run_s=0)
+
+
+def test_the_rate_counts_no_seconds_after_the_training(
+    model: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*unused: object) -> dict[str, float]:
+        time.sleep(0.5)
+        return {"held_loss": 1.0}
+
+    monkeypatch.setattr(sft, "looked_at", slow)
+    rows, began = encoded(model[1], PAIRS), time.monotonic()
+    last = fine_tune(model[0], rows, Sft(epochs=1, length=64, tokens=256), tmp_path, held_out=rows)
+    assert last["seconds"] < time.monotonic() - began - 0.4 and last["held_loss"] == 1.0
+    assert last["tokens_per_s"] == pytest.approx(sum(len(r.ids) for r in rows) / last["seconds"])
 
 
 def test_nothing_to_learn_from(model: tuple[Any, Any], tmp_path: Path) -> None:
