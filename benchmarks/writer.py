@@ -17,6 +17,7 @@ training needs another OUT.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=F
 
 Out = Annotated[Path, typer.Argument(help="Folder of the experiment.")]
 Requests = Annotated[int, typer.Option(help="Of each set.")]
-Minutes = Annotated[float, typer.Option(help="After which nothing is begun.")]
+Minutes = Annotated[float, typer.Option(help="After which nothing is begun; `turns` cuts off what still runs.")]
 Jobs = Annotated[int, typer.Option(help="Processes on each GPU.")]
 Processes = Annotated[int, typer.Option(help="Processes that write examples.")]
 CORES = os.cpu_count() or 1
@@ -220,6 +221,7 @@ def toy(out: Out, processes: Processes = CORES) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends it as Ctrl-C does: what is there is kept
     try:
         app()
     except QimengError as error:

@@ -11,6 +11,8 @@ kernels: a step that writes one region of ten is not lazy.
 from __future__ import annotations
 
 import ast
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -157,6 +159,8 @@ class JudgeGrader(Grader):
         pool: of judges.
         work: `verdicts`, with its device.
         processes: compilations at once.
+        stop_at: the clock's time (`time.monotonic`) after which nothing is judged, and what is being judged is cut off:
+            such replies do not count.
     """
 
     def __init__(
@@ -166,10 +170,11 @@ class JudgeGrader(Grader):
         pool: Pool,
         work: Callable[[Question], list[Verdict]] = verdicts,
         processes: int | None = None,
+        stop_at: float = math.inf,
     ):
         self._examples = {e.key: e for e in examples}
         self._pool, self._work, self._device = pool, work, device
-        self._screens = Screens(device, processes)
+        self._screens, self._stop_at = Screens(device, processes), stop_at
         self._known: dict[tuple[str, str], Verdict] = {}
         self._parents: dict[str, float] = {}  # milliseconds of the program before, by example
         self._refused: dict[tuple[str, tuple[Message, ...]], Patch] = {}  # what a conversation goes on from
@@ -180,15 +185,18 @@ class JudgeGrader(Grader):
 
     def grade(self, answers: Sequence[Answered]) -> list[Graded]:
         """The grades; replies that nothing is known about are screened together, then judged together."""
+        if time.monotonic() > self._stop_at:
+            return [Graded(0.0, False, failure=UNKNOWN, counted=False) for _ in answers]
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # judges need memory of the same GPU
         found: dict[int, Graded] = {}
         patches: dict[int, Read] = {}
         for number, answer in enumerate(answers):
-            example, request = self._examples[answer.key], self._request(answer.key)
+            example = self._examples[answer.key]
             reply = Reply(answer.text, finish="stop" if answer.finished else "length")
             failed = self._refused.get((answer.key, answer.messages))  # edits are of that
             try:
+                request = self._request(answer.key)
                 patch = patch_of(replace(request, failed=failed), reply)
             except ChatError as error:
                 then = told(example.messages, reply, error)
@@ -232,7 +240,7 @@ class JudgeGrader(Grader):
         if not questions:
             return
         limit_s = BEGIN_S + EACH_S * max(len(q.replies) for q in questions)
-        for outcome in self._pool.run(questions, self._work, limit_s):
+        for outcome in self._pool.run(questions, self._work, limit_s, self._stop_at, self._stop_at):
             keys = groups[outcome.task.example.key]
             for key, verdict in zip(keys, outcome.result or (), strict=False):
                 if verdict.parent_ms:
@@ -255,7 +263,10 @@ class JudgeGrader(Grader):
 
 def _same(text: str, other: str | None) -> bool:
     """Whether two Python texts differ at most in comments and spaces."""
-    return other is not None and ast.dump(ast.parse(text)) == ast.dump(ast.parse(other))
+    try:
+        return other is not None and ast.dump(ast.parse(text)) == ast.dump(ast.parse(other))
+    except RecursionError:  # nested deeper than any present code
+        return False
 
 
 __all__ = ["JudgeGrader", "Question", "Verdict", "own_share", "verdicts"]

@@ -27,13 +27,13 @@ from qimeng.bench.gpus import gpu_places, visible_gpus
 from qimeng.bench.pool import Pool
 from qimeng.bench.row import append_line
 from qimeng.coder.llm.chat import Message
-from qimeng.device import target_device
 from qimeng.finetune.conversations import encoded
+from qimeng.finetune.progress import fingerprint
 from qimeng.finetune.rl import Rl, reinforce
 from qimeng.finetune.rollout import Asked, Trajectory, rollout
 from qimeng.finetune.sampling import Sampler
 from qimeng.finetune.sft import Sft, fine_tune
-from qimeng.finetune.weights import adapted, load, load_adapted, save
+from qimeng.finetune.weights import FinetuneError, adapted, load, load_adapted, save
 
 PRETRAINED, TUNED, REINFORCED = "pretrained", "tuned", "reinforced"
 
@@ -69,8 +69,8 @@ def sft(out: Path, model: str, how: Sft, rank: int = 16, now_minutes: float = 1e
         target: folder in `out` of the trained model.
     """
     began = time.monotonic()
-    if not (out / PRETRAINED / "model.safetensors").exists():
-        save(*load(model, torch.bfloat16), out / PRETRAINED)
+    check_data(out)
+    _pretrained(out, model)
     lm, tokenizer = loaded(out / PRETRAINED, rank, how.seed)
     rows = encoded(tokenizer, [said(e) for e in read(out, LEARNT)])
     held_out = encoded(tokenizer, [said(e) for part in PARTS for e in requests(out, part, LOOKED_AT)])
@@ -78,6 +78,34 @@ def sft(out: Path, model: str, how: Sft, rank: int = 16, now_minutes: float = 1e
     run_s = 60 * now_minutes - (time.monotonic() - began)
     fine_tune(lm, rows, how, out / target, held_out=held_out, run_s=run_s, on_row=tell)
     save(lm, tokenizer, out / target)
+
+
+def check_data(out: Path) -> None:
+    """Refuse a folder without examples before a model is loaded.
+
+    Raises:
+        FinetuneError: a file is missing.
+    """
+    missing = [f"{part}.jsonl" for part in (LEARNT, *PARTS) if not (out / f"{part}.jsonl").exists()]
+    if missing:
+        raise FinetuneError(f"{out} has no {' and no '.join(missing)}: `python -m benchmarks.writer data {out}` first")
+
+
+def _pretrained(out: Path, model: str) -> None:
+    """Have the pretrained model in the folder.
+
+    Raises:
+        FinetuneError: another one is there.
+    """
+    folder = out / PRETRAINED
+    named = folder / "named.json"
+    if (folder / "model.safetensors").exists():
+        before = json.loads(named.read_text()) if named.exists() else model
+        if before != model:
+            raise FinetuneError(f"{folder} holds {before}, not {model}: take another OUT, or delete that folder")
+        return
+    save(*load(model, torch.bfloat16), folder)
+    named.write_text(json.dumps(model))
 
 
 def conversations(out: Path, file: Path) -> int:
@@ -120,9 +148,12 @@ def rl(
         device: name of a device to estimate for; the GPU of this machine by default.
     """
     began = time.monotonic()
+    check_data(out)
     lm, tokenizer = loaded(out / source, rank, how.seed, how.mixed)
     examples = sorted((e for e in read(out, LEARNT) if e.failed is None), key=lambda e: (not e.verified, e.key))[:asked]
-    tell = _teller(out / "reinforcement.jsonl", {**asdict(how), "rank": rank, "source": source, "target": target})
+    tell = _teller(
+        out / "reinforcement.jsonl", {**asdict(how), "rank": rank, "source": source, "target": target}, device
+    )
     run_s = 60 * now_minutes - (time.monotonic() - began)
 
     def keep(step: int, some: Sequence[Trajectory]) -> None:
@@ -135,7 +166,8 @@ def rl(
             )
 
     with _pool(jobs) as pool:
-        grader = JudgeGrader(examples, target_of(device), pool, partial(verdicts, device=device))
+        stop_at = time.monotonic() + min(run_s, how.seconds)
+        grader = JudgeGrader(examples, target_of(device), pool, partial(verdicts, device=device), stop_at=stop_at)
         questions = [Asked(e.key, e.messages) for e in examples]
         reinforce(lm, tokenizer, questions, grader, how, out / target, run_s=run_s, on_row=tell, on_trajectories=keep)
     save(lm, tokenizer, out / target)
@@ -158,6 +190,8 @@ def turns(
 ) -> None:
     """Conversations of several turns on what is held out, with real repairs; appended to `turns.jsonl`.
 
+    Requests whose conversations the end of the time cut off get no row: those left would be the quick ones.
+
     Args:
         out: the folder.
         writers: folders in `out` of models.
@@ -169,33 +203,59 @@ def turns(
         length: longest prompt and reply together.
         batch: replies drawn together.
         jobs: judges on each GPU.
-        minutes: after which nothing is begun; 0 only prints the table.
+        minutes: after which nothing is begun, and what still runs is cut off; 0 only prints the table.
         device: name of a device to estimate for; the GPU of this machine by default.
         seed: of sampling.
+
+    Raises:
+        FinetuneError: the file has conversations with other settings, or other weights, of such a writer.
     """
+    check_data(out)
     stop_at, file = time.monotonic() + 60 * minutes, out / "turns.jsonl"
     where = environment(target_of(device))
-    done = {(r.writer, r.part, r.key) for r in read_conversations(file) if not r.error}
+    before = read_conversations(file)
+    done = {(r.writer, r.part, r.key) for r in before if not r.error}
     asked = {part: requests(out, part, count) for part in PARTS}
     each = max(1, batch // group)
     in_turn = zip_longest(*([(part, e) for e in asked[part]] for part in PARTS))  # so that each has some if time is up
     mixed = [one for some in in_turn for one in some if one is not None]
-    with _pool(jobs) as pool:
-        grader = JudgeGrader([e for _, e in mixed], target_of(device), pool, partial(verdicts, device=device))
-        for writer in writers if minutes else ():
-            lm, tokenizer = load_adapted(out / writer, torch.bfloat16 if place() == "cuda" else torch.float32, place())
-            sampler = Sampler(lm, tokenizer, temperature=temperature, max_tokens=max_tokens, length=length, batch=batch)
-            left = [(part, e) for part, e in mixed if (writer, part, e.key) not in done]
-            for some in (left[n : n + each] for n in range(0, len(left), each)):
-                if time.monotonic() > stop_at:
-                    break
-                found = rollout(sampler, grader, [Asked(e.key, e.messages) for _, e in some], group, most, seed)
-                for number, one in enumerate(found):
-                    part, example = some[number // group]
-                    append_line(file, Conversation.of(writer, part, example, number % group, one, where).to_json())
-                print(writer, len(some), "of", len(left), flush=True)
-            del lm, sampler
-    print(turns_table(read_conversations(file)), end="")
+    asked_how = f"{group} x {most} replies of {max_tokens} in {length} tokens, temperature {temperature:g}, seed {seed}"
+    device_of, work = target_of(device), partial(verdicts, device=device)
+    try:
+        with _pool(jobs) as pool:
+            grader = JudgeGrader([e for _, e in mixed], device_of, pool, work, stop_at=stop_at)
+            for writer in writers if minutes else ():
+                kind = place()
+                lm, tokenizer = load_adapted(out / writer, torch.bfloat16 if kind == "cuda" else torch.float32, kind)
+                settings = f"{asked_how}, weights {fingerprint(lm, adapters=True)}"
+                _check_same(file, writer, settings, before)
+                sampler = Sampler(
+                    lm, tokenizer, temperature=temperature, max_tokens=max_tokens, length=length, batch=batch
+                )
+                left = [(part, e) for part, e in mixed if (writer, part, e.key) not in done]
+                for some in (left[n : n + each] for n in range(0, len(left), each)):
+                    if time.monotonic() > stop_at:
+                        break
+                    found = rollout(sampler, grader, [Asked(e.key, e.messages) for _, e in some], group, most, seed)
+                    late = {one.key for one in found if not one.counted} if time.monotonic() > stop_at else set()
+                    for number, one in enumerate(found):
+                        part, example = some[number // group]
+                        if one.key not in late:
+                            row = Conversation.of(writer, part, example, number % group, one, where, settings)
+                            append_line(file, row.to_json())
+                    cut = f", {len(late)} of them cut off" if late else ""
+                    print(f"{writer}: {len(some)} of {len(left)} requests{cut}", flush=True)
+                del lm, sampler
+    finally:  # whatever ends it, what is there is shown
+        print(turns_table(read_conversations(file)), end="", flush=True)
+
+
+def _check_same(file: Path, writer: str, settings: str, before: Sequence[Conversation]) -> None:
+    """Refuse to add to conversations of a writer that were held otherwise."""
+    other = next((r.settings for r in before if r.writer == writer and r.settings not in ("", settings)), None)
+    if other is not None:
+        text = f"{file} has conversations of {writer} with other settings ({other}; now {settings})"
+        raise FinetuneError(f"{text}: move the file away, or ask a copy of the model's folder with another name")
 
 
 def target_of(device: str | None) -> Any:
@@ -209,9 +269,9 @@ def _pool(jobs: int) -> Pool:
     return Pool(gpu_places(0, jobs, visible_gpus()))
 
 
-def _teller(path: Path, settings: Mapping[str, Any]) -> Any:
+def _teller(path: Path, settings: Mapping[str, Any], device: str | None = None) -> Any:
     """Writes settings, then figures, to a file and to the screen."""
-    append_line(path, json.dumps({**settings, "environment": asdict(environment(target_device()))}))
+    append_line(path, json.dumps({**settings, "environment": asdict(environment(target_of(device)))}))
 
     def tell(row: Mapping[str, float]) -> None:
         append_line(path, json.dumps(dict(row)))
@@ -224,6 +284,7 @@ __all__ = [
     "PRETRAINED",
     "REINFORCED",
     "TUNED",
+    "check_data",
     "conversations",
     "loaded",
     "place",

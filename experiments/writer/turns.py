@@ -42,6 +42,7 @@ class Conversation:
         shares: PR of each turn.
         environment: where it was judged.
         error: why it does not count: a machine failed; empty where it does.
+        settings: how replies were drawn, and a hash of the weights; empty in rows of earlier versions.
     """
 
     writer: str
@@ -55,10 +56,18 @@ class Conversation:
     shares: tuple[float, ...]
     environment: Environment
     error: str = ""
+    settings: str = ""
 
     @classmethod
     def of(
-        cls, writer: str, part: str, example: Example, number: int, found: Trajectory, environment: Environment
+        cls,
+        writer: str,
+        part: str,
+        example: Example,
+        number: int,
+        found: Trajectory,
+        environment: Environment,
+        settings: str,
     ) -> Conversation:
         """The row of a trajectory."""
         graded = [turn.graded for turn in found.turns]
@@ -74,6 +83,7 @@ class Conversation:
             tuple(round(g.share, 4) for g in graded),
             environment,
             "" if found.counted else "a machine or the judge failed",
+            settings,
         )
 
     def right(self, turns: int | None = None) -> bool:

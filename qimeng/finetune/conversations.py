@@ -183,6 +183,28 @@ def reply_logits(model: Any, batch: Batch, mixed: bool = True) -> torch.Tensor:
     return logits.float()
 
 
+@torch.no_grad()
+def check_head(model: Any) -> None:
+    """Refuse a model whose scores are not what its last layer gives, which is all that `reply_logits` asks for.
+
+    Raises:
+        FinetuneError: it scales them, caps them, or has no such layer.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head, was = base.get_output_embeddings(), model.training
+    what = f"models of the kind {base.config.model_type!r}"
+    if head is None:
+        raise FinetuneError(f"{what} have no last layer that scores tokens: take a causal language model")
+    device = head.weight.device
+    ids = torch.arange(4, device=device)[None] % head.weight.shape[0]
+    model.eval()
+    plain = reply_logits(model, Batch(ids, ids[0], ids[0], ids[0]), mixed=False)
+    whole = base(input_ids=ids).logits[0].float()
+    model.train(was)
+    if not torch.allclose(plain, whole, rtol=1e-2, atol=1e-2 * float(whole.abs().max())):
+        raise FinetuneError(f"{what} scale or cap the scores of tokens, which training does not follow: take another")
+
+
 def log_probabilities(model: Any, batch: Batch, temperature: float = 1.0, mixed: bool = True) -> torch.Tensor:
     """Log-probability of each wanted token (n, float32).
 
@@ -206,6 +228,7 @@ __all__ = [
     "Row",
     "batch_of",
     "batches",
+    "check_head",
     "encoded",
     "log_probabilities",
     "prompts_ids",

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from qimeng.finetune.weights import FinetuneError
+
 LOOK = 16
 """Steps after which is looked at which conversations have ended."""
 
@@ -42,6 +44,9 @@ class Decoder:
         length: most tokens of prompt and reply together; decides the memory of keys and values.
         temperature: of sampling; 0 takes the likeliest tokens, and gives their log-probabilities at a temperature of 1.
         mixed: whether a GPU computes in bfloat16 whatever the weights are; else in the weights' own dtype.
+
+    Raises:
+        FinetuneError: the model's layers do not attend to all tokens before.
     """
 
     def __init__(self, model: Any, end: int, *, slots: int, length: int, temperature: float = 1.0, mixed: bool = True):
@@ -49,6 +54,7 @@ class Decoder:
 
         AttentionInterface.register(ATTENTION, _attention)
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        check_attention(base.config, length)
         self._base, self._head = base.base_model, base.get_output_embeddings()
         takes = inspect.signature(self._base.forward).parameters
         self._named = "cache" if "cache" in takes else "past_key_values"
@@ -227,6 +233,21 @@ class Decoder:
             self._live.copy_(live)
 
 
+def check_attention(config: Any, length: int) -> None:
+    """Refuse a model some layers of which see less than the last `length` tokens: here they would see all of them.
+
+    Raises:
+        FinetuneError: it is one.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None) if kinds != {"full_attention"} else None
+    other = kinds - {"full_attention", "sliding_attention"}
+    if other or (window is not None and window < length):
+        reason = f"layers of {', '.join(sorted(other))}" if other else f"a window of {window} tokens"
+        text = f"models of the kind {config.model_type!r} have {reason}, with which no replies are drawn here"
+        raise FinetuneError(f"{text}: take a model whose layers see all {length} tokens")
+
+
 def _attention(
     module: Any,
     query: torch.Tensor,
@@ -267,7 +288,8 @@ class _Slots:
 
     def __init__(self, config: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device):
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (slots, config.num_key_value_heads, length, width)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        shape = (slots, heads, length, width)
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
         self._layers = [
             (torch.zeros(shape, **kind), torch.zeros(shape, **kind)) for _ in range(config.num_hidden_layers)
@@ -294,4 +316,4 @@ class _Slots:
         return keys[:, :, : self.seen], values[:, :, : self.seen]
 
 
-__all__ = ["Decoder", "Drawn"]
+__all__ = ["Decoder", "Drawn", "check_attention"]

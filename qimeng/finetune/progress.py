@@ -5,13 +5,17 @@ Deals in numbers and files. Knows nothing about models.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from qimeng.finetune.weights import FinetuneError
 
 WARM, END = 0.05, 0.05
 """Share of a training in which the learning rate rises, and what is left of it at the end."""
@@ -37,18 +41,62 @@ def adamw(weights: Iterable[torch.Tensor], rate: float) -> torch.optim.AdamW:
 
 
 def keep(path: Path, parts: Mapping[str, Any]) -> None:
-    """Write a checkpoint; one that is killed meanwhile leaves the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(dict(parts), path.with_suffix(".new"))
-    os.replace(path.with_suffix(".new"), path)
+    """Write a checkpoint; one that is killed meanwhile, or finds no room, leaves the old one.
+
+    Raises:
+        FinetuneError: it cannot be written.
+    """
+    new = path.with_suffix(".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(dict(parts), new)
+        os.replace(new, path)
+    except (OSError, RuntimeError) as error:  # PyTorch raises the latter on a full disk
+        new.unlink(missing_ok=True)
+        reason = error.strerror if isinstance(error, OSError) else str(error).split("\n")[0]
+        text = f"{path} cannot be written ({reason}): make room on its disk, then run the same command again"
+        raise FinetuneError(text) from error
 
 
 def kept(path: Path, settings: Mapping[str, Any], device: str) -> dict[str, Any] | None:
-    """The checkpoint of a training with these `settings`; None where there is none, or one of other settings."""
+    """The checkpoint of a training with these `settings`; None where there is none.
+
+    Raises:
+        FinetuneError: it is damaged, or of other settings: what is there is never written over.
+    """
     if not path.exists():
         return None
-    found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    return found if found["settings"] == dict(settings) else None
+    try:
+        found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        before = dict(found["settings"])
+    except Exception as error:  # what reading bytes by chance raises has no common class
+        text = f"the checkpoint {path} is damaged ({type(error).__name__}): delete it, and the training begins anew"
+        raise FinetuneError(text) from error
+    names = [name for name in dict.fromkeys((*settings, *before)) if settings.get(name) != before.get(name)]
+    if names:
+        changed = ", ".join(f"{name} {before.get(name)}, now {settings.get(name)}" for name in names)
+        text = f"{path.parent} holds a training with other settings ({changed})"
+        raise FinetuneError(f"{text}: name another folder, or delete {path.name} there to begin anew")
+    return found
+
+
+def fingerprint(model: Any, *data: Sequence[int], adapters: bool = False) -> str:
+    """Hash of some numbers of each weight, and of `data`: what a training begins with.
+
+    Numbers are rounded to bfloat16, so that it is the same whatever the weights are kept in.
+
+    Args:
+        model: with adapters or without.
+        data: numbers of each row.
+        adapters: whether adapters' weights count.
+    """
+    known = hashlib.blake2b(digest_size=8)
+    for name, weight in model.named_parameters():
+        if adapters or "lora_" not in name:
+            known.update(weight.detach().flatten()[:64].bfloat16().float().cpu().numpy().tobytes())
+    for numbers in data:
+        known.update(array("q", numbers).tobytes())
+    return known.hexdigest()
 
 
 def put(weights: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
@@ -58,4 +106,4 @@ def put(weights: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor])
             parameter.copy_(values[name])
 
 
-__all__ = ["adamw", "keep", "kept", "put", "schedule"]
+__all__ = ["adamw", "fingerprint", "keep", "kept", "put", "schedule"]

@@ -22,7 +22,7 @@ from qimeng.finetune.advantages import ADVANTAGES
 from qimeng.finetune.conversations import Row, batch_of, batches, log_probabilities
 from qimeng.finetune.mismatch import agrees, mean_ratio
 from qimeng.finetune.policy_loss import CLIP_HIGH, CLIP_LOW, clipped_share, policy_loss
-from qimeng.finetune.progress import adamw, keep, kept, put
+from qimeng.finetune.progress import adamw, fingerprint, keep, kept, put
 from qimeng.finetune.rewards import kept as kept_by_share
 from qimeng.finetune.rollout import Asked, Grader, Trajectory, rollout
 from qimeng.finetune.sampling import Sampler
@@ -169,7 +169,8 @@ def reinforce(
         on_trajectories: told each round's conversations.
 
     Raises:
-        FinetuneError: there is no request.
+        FinetuneError: there is no request, replies cannot be drawn from such a model, or the folder holds another
+            training.
     """
     if not asked:
         raise FinetuneError("there is no request to learn from: make examples first")
@@ -177,6 +178,7 @@ def reinforce(
     weights = trained(model)
     optimizer = adamw(weights.values(), how.rate)
     settings = {**asdict(how), "asked": len(asked), "trained": sum(p.numel() for p in weights.values())}
+    settings["model"] = fingerprint(model)
     state: dict[str, Any] = {"step": 0, "seconds": 0.0}
     found = kept(folder / CHECKPOINT, settings, str(device))
     if found is not None:
@@ -208,25 +210,27 @@ def reinforce(
     def left() -> float:
         return min(how.seconds - seconds(), run_s - (time.monotonic() - began))
 
-    while step < how.steps and left() > longest and not stopped():
-        rng = random.Random(f"{how.seed}/{step}")
-        chosen = rng.sample(list(asked), min(how.requests, len(asked)))
-        start, timed.seconds = time.monotonic(), 0.0
-        trajectories = rollout(sampler, timed, chosen, how.group, how.turns, rng.getrandbits(32))
-        drawn = time.monotonic()
-        on_trajectories(step, trajectories)
-        samples = samples_of(trajectories, how, rng)
-        figures = summary(trajectories) | update(model, optimizer, samples, how, rng)
-        step += 1
-        figures |= {"step": step, "seconds": seconds(), "grade_s": timed.seconds}
-        figures |= {"draw_s": drawn - start - timed.seconds, "update_s": time.monotonic() - drawn}
-        figures["drawn"] = float(sum(len(turn.sampled.row.reply) for one in trajectories for turn in one.turns))
-        longest = time.monotonic() - start
-        on_row(figures)
-        if time.monotonic() - saved > how.keep_s:
-            save()
-            saved = time.monotonic()
-    save()
+    try:
+        while step < how.steps and left() > longest and not stopped():
+            rng = random.Random(f"{how.seed}/{step}")
+            chosen = rng.sample(list(asked), min(how.requests, len(asked)))
+            start, timed.seconds = time.monotonic(), 0.0
+            trajectories = rollout(sampler, timed, chosen, how.group, how.turns, rng.getrandbits(32))
+            drawn = time.monotonic()
+            on_trajectories(step, trajectories)
+            samples = samples_of(trajectories, how, rng)
+            figures = summary(trajectories) | update(model, optimizer, samples, how, rng)
+            step += 1
+            figures |= {"step": step, "seconds": seconds(), "grade_s": timed.seconds}
+            figures |= {"draw_s": drawn - start - timed.seconds, "update_s": time.monotonic() - drawn}
+            figures["drawn"] = float(sum(len(turn.sampled.row.reply) for one in trajectories for turn in one.turns))
+            longest = time.monotonic() - start
+            on_row(figures)
+            if time.monotonic() - saved > how.keep_s:
+                save()
+                saved = time.monotonic()
+    finally:  # also where Ctrl-C or a signal ends it
+        save()
     return figures
 
 
@@ -244,6 +248,7 @@ def update(
         how: steps, clip, what is dropped.
         rng: of the order.
     """
+    model.eval()  # with dropout, likelihoods would be others than those that replies were drawn with
     told = [n for n, s in enumerate(samples) if s.row.reply]
     old = _old(model, [samples[n].row for n in told], how)
     before = dict(zip(told, old, strict=True))
@@ -290,7 +295,6 @@ def _step(
     rows, device = [sample.row for sample, _ in some], next(model.parameters()).device
     total = sum(len(row.reply) for row in rows)
     loss, clipped = 0.0, 0.0
-    model.train()
     for numbers in batches(rows, how.tokens):
         batch = batch_of(rows, numbers).to(device)
         old = torch.cat([some[n][1] for n in numbers]).to(device)

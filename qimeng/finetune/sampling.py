@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from qimeng.coder.llm.chat import Message
-from qimeng.finetune.conversations import Row, prompts_ids
+from qimeng.finetune.conversations import Row, check_head, prompts_ids
 from qimeng.finetune.decoding import Decoder
 
 LEAST_ROOM = 16
@@ -49,6 +49,9 @@ class Sampler:
         length: longest prompt and reply together.
         batch: replies drawn together.
         mixed: whether a GPU computes in bfloat16 whatever the weights are; else in the weights' own dtype.
+
+    Raises:
+        FinetuneError: replies cannot be drawn from such a model.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Sampler:
         batch: int = 64,
         mixed: bool = True,
     ):
+        check_head(model)
         self.model, self.tokenizer, self.max_tokens, self.length = model, tokenizer, max_tokens, length
         self._decoder = Decoder(
             model, tokenizer.eos_token_id, slots=batch, length=length, temperature=temperature, mixed=mixed

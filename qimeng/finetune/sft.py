@@ -16,8 +16,16 @@ from typing import Any
 
 import torch
 
-from qimeng.finetune.conversations import Row, batch_of, batches, log_probabilities, reply_logits, rows_that_fit
-from qimeng.finetune.progress import adamw, keep, kept, put, schedule
+from qimeng.finetune.conversations import (
+    Row,
+    batch_of,
+    batches,
+    check_head,
+    log_probabilities,
+    reply_logits,
+    rows_that_fit,
+)
+from qimeng.finetune.progress import adamw, fingerprint, keep, kept, put, schedule
 from qimeng.finetune.weights import FinetuneError, trained
 
 CHECKPOINT = "sft.pt"
@@ -77,15 +85,18 @@ def fine_tune(
         on_row: told figures every 20 updates and at the end.
 
     Raises:
-        FinetuneError: no conversation fits the length.
+        FinetuneError: no conversation fits the length, the model's scores are not those of its last layer, or the
+            folder holds another training.
     """
     began, device = time.monotonic(), next(model.parameters()).device
     fitting = rows_that_fit(rows, how.length)
     if not fitting:
         raise FinetuneError(f"none of {len(rows)} conversations has at most {how.length} tokens: raise the length")
+    check_head(model)
     weights = trained(model)
     optimizer = adamw(weights.values(), how.rate)
     settings = {**asdict(how), "rows": len(fitting), "trained": sum(p.numel() for p in weights.values())}
+    settings["model_and_data"] = fingerprint(model, *(row.ids for row in fitting))
     each = len(batches(fitting, how.tokens))
     last = max(1, round(how.epochs * each))
     state: dict[str, Any] = {"step": 0, "seconds": 0.0, "tokens": 0}
@@ -101,42 +112,44 @@ def fine_tune(
     def seconds() -> float:
         return float(before + time.monotonic() - began)
 
-    def save() -> None:
-        now = {"step": step, "seconds": seconds(), "tokens": tokens}
+    def save(spent: float) -> None:
+        now = {"step": step, "seconds": spent, "tokens": tokens}
         held = {name: p.detach() for name, p in weights.items()}
         parts = {"weights": held, "optimizer": optimizer.state_dict(), "settings": settings, "state": now}
         keep(folder / CHECKPOINT, parts)
 
-    def tell() -> None:
-        spent = seconds()
+    def tell(spent: float) -> None:
         figures.update({"step": step, "seconds": spent, "tokens_per_s": tokens / max(spent, 1e-9)})
         if losses:
             figures["loss"] = float(torch.stack(losses).mean())
             losses.clear()
         on_row(figures)
 
-    for numbers in _order(fitting, how, step):
-        if step >= last or seconds() >= how.seconds or time.monotonic() - began >= run_s or stopped():
-            break
-        for group in optimizer.param_groups:
-            group["lr"] = how.rate * schedule(max(step / last, seconds() / how.seconds))
-        batch = batch_of(fitting, numbers).to(device)
-        loss = -log_probabilities(model, batch).mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights.values(), how.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.detach())
-        step, tokens = step + 1, tokens + sum(len(fitting[n].ids) for n in numbers)
-        if step % 20 == 0:
-            tell()
-        if time.monotonic() - saved > how.keep_s:
-            save()
-            saved = time.monotonic()
-    save()
+    try:
+        for numbers in _order(fitting, how, step):
+            if step >= last or seconds() >= how.seconds or time.monotonic() - began >= run_s or stopped():
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = how.rate * schedule(max(step / last, seconds() / how.seconds))
+            batch = batch_of(fitting, numbers).to(device)
+            loss = -log_probabilities(model, batch).mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(weights.values(), how.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(loss.detach())
+            step, tokens = step + 1, tokens + sum(len(fitting[n].ids) for n in numbers)
+            if step % 20 == 0:
+                tell(seconds())
+            if time.monotonic() - saved > how.keep_s:
+                save(seconds())
+                saved = time.monotonic()
+    finally:  # also where Ctrl-C or a signal ends it
+        spent = seconds()
+        save(spent)
     if held_out:
         figures |= looked_at(model, held_out, how.length)
-    tell()
+    tell(spent)
     return figures
 
 

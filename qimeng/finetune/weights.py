@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from qimeng.errors import QimengError
 from qimeng.planner.lm.mini import MiniSize, make_mini, train_tokenizer
@@ -158,18 +160,36 @@ def trained(model: Any) -> dict[str, torch.Tensor]:
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
     """Save the whole model in `folder`, the adapter put into the weights, and the adapter alone in a folder within.
 
+    It is written beside `folder` and moved there, the weights last: one that is killed meanwhile, or finds no room,
+    leaves no weights without their tokenizer.
+
     Args:
         model: a causal language model, with or without an adapter; an adapter is lost by this.
         tokenizer: its tokenizer.
         folder: made where it does not exist.
+
+    Raises:
+        FinetuneError: it cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder / ADAPTER, ignore_errors=True)  # of an earlier training
-    if hasattr(model, "merge_and_unload"):
-        model.save_pretrained(folder / ADAPTER)
-        model = model.float().merge_and_unload()  # what an adapter adds is lost where bfloat16 rounds the sum
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    new = folder.with_name(f"{folder.name}.new")
+    try:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        if hasattr(model, "merge_and_unload"):
+            model.save_pretrained(new / ADAPTER)
+            model = model.float().merge_and_unload()  # what an adapter adds is lost where bfloat16 rounds the sum
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+        folder.mkdir(exist_ok=True)
+        shutil.rmtree(folder / ADAPTER, ignore_errors=True)  # of an earlier training
+        for part in sorted(new.iterdir(), key=lambda p: p.name.startswith("model")):
+            os.replace(part, folder / part.name)
+        new.rmdir()
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(new, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        text = f"the model cannot be written into {folder} ({reason}): make room on its disk, then run the same command"
+        raise FinetuneError(f"{text} again") from error
 
 
 __all__ = [

@@ -13,6 +13,7 @@ import torch
 
 from qimeng.coder.llm.chat import Message
 from qimeng.finetune.conversations import Row, batch_of, log_probabilities
+from qimeng.finetune.decoding import check_attention
 from qimeng.finetune.rl import Rl, Sample, reinforce, samples_of, summary, update
 from qimeng.finetune.rollout import Answered, Asked, Graded, Grader, Trajectory, Turn, rollout
 from qimeng.finetune.sampling import Sampled, Sampler
@@ -92,6 +93,49 @@ def test_a_reply_ends_with_its_end(model: tuple[Any, Any]) -> None:
     ended = [s for s in found if s.finished]
     assert ended and all(s.row.reply.index(tokenizer.eos_token_id) == len(s.row.reply) - 1 for s in ended)
     assert all(len(s.log_probabilities) == len(s.row.reply) for s in found)
+
+
+def test_a_model_that_does_not_see_all_tokens_is_refused(model: tuple[Any, Any]) -> None:
+    from transformers import Gemma3TextConfig
+
+    lm, tokenizer = model
+    some = {"hidden_size": 16, "num_hidden_layers": 6, "num_attention_heads": 1, "num_key_value_heads": 1}
+    config = Gemma3TextConfig(vocab_size=99, sliding_window=64, **some)
+    check_attention(config, 64)
+    with pytest.raises(FinetuneError, match="'gemma3_text' have a window of 64 tokens"):
+        check_attention(config, 65)
+    lm.config.sliding_window = 64
+    with pytest.raises(FinetuneError, match="see all 100 tokens"):
+        Sampler(lm, tokenizer, length=100)
+
+
+def test_dropout_does_not_part_the_trainer_from_the_sampler(model: tuple[Any, Any]) -> None:
+    lm, tokenizer = model
+    for layer in lm.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    sampler = Sampler(lm, tokenizer, max_tokens=6, length=64, batch=2)
+    lm.train()
+    drawn = sampler.sample([(Message("user", text),) for text in ("a", "write one")], 0)
+    samples = [
+        Sample(s.row, s.log_probabilities, gain, n, True)
+        for n, (s, gain) in enumerate(zip(drawn, (1.0, -1.0), strict=True))
+    ]
+    found = update(lm, torch.optim.SGD(lm.parameters(), lr=0.0), samples, HOW, random.Random(0))
+    assert found["agreeing"] == 1.0 and found["learnt"] == 2.0 and found["clipped"] == 0.0
+    assert found["loss"] == pytest.approx(0.0, abs=1e-6) or len(drawn[0].row.reply) != len(drawn[1].row.reply)
+
+
+def test_a_round_that_no_machine_judged_changes_nothing(model: tuple[Any, Any], tmp_path: Path) -> None:
+    lm, tokenizer = model
+
+    class Late(Grader):
+        def grade(self, answers: Sequence[Answered]) -> list[Graded]:
+            return [Graded(0.0, False, failure="judge", counted=False) for _ in answers]
+
+    before = {name: p.clone() for name, p in lm.named_parameters()}
+    found = reinforce(lm, tokenizer, ASKED, Late(), replace(HOW, steps=1), tmp_path)
+    assert found["counted"] == 0.0 and found["learnt"] == 0.0
+    assert all(torch.equal(p, before[name]) for name, p in lm.named_parameters())
 
 
 def test_conversations_go_on_until_they_are_right(model: tuple[Any, Any]) -> None:

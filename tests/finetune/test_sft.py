@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from qimeng.coder.llm.chat import Message
 from qimeng.coder.llm.local_chat import LocalChat
+from qimeng.finetune import sft
 from qimeng.finetune.conversations import (
     Row,
     batch_of,
@@ -23,7 +25,7 @@ from qimeng.finetune.conversations import (
     reply_logits,
     rows_that_fit,
 )
-from qimeng.finetune.progress import keep, kept
+from qimeng.finetune.progress import fingerprint, keep, kept
 from qimeng.finetune.sft import Sft, fine_tune, looked_at
 from qimeng.finetune.weights import ADAPTER, SMOL, FinetuneError, adapted, load, load_adapted, save, tiny, trained
 
@@ -149,7 +151,22 @@ def test_a_killed_training_continues_as_if_it_had_not_been(tmp_path: Path) -> No
     assert results[0] == pytest.approx(results[1], rel=1e-4)
     other = replace(how, rate=1e-3)
     lm, tokenizer = tiny([m.text for pair in PAIRS for m in pair])
-    assert fine_tune(lm, rows, other, tmp_path / "whole", run_s=0)["step"] == 0
+    with pytest.raises(FinetuneError, match="rate 0.01, now 0.001"):
+        fine_tune(lm, rows, other, tmp_path / "whole", run_s=0)
+
+
+def test_the_rate_counts_no_seconds_after_the_training(
+    model: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*unused: object) -> dict[str, float]:
+        time.sleep(0.5)
+        return {"held_loss": 1.0}
+
+    monkeypatch.setattr(sft, "looked_at", slow)
+    rows, began = encoded(model[1], PAIRS), time.monotonic()
+    last = fine_tune(model[0], rows, Sft(epochs=1, length=64, tokens=256), tmp_path, held_out=rows)
+    assert last["seconds"] < time.monotonic() - began - 0.4 and last["held_loss"] == 1.0
+    assert last["tokens_per_s"] == pytest.approx(sum(len(r.ids) for r in rows) / last["seconds"])
 
 
 def test_nothing_to_learn_from(model: tuple[Any, Any], tmp_path: Path) -> None:
@@ -158,9 +175,84 @@ def test_nothing_to_learn_from(model: tuple[Any, Any], tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_other_settings_are_not_continued(tmp_path: Path) -> None:
-    keep(tmp_path / "some.pt", {"settings": {"a": 1}, "x": torch.ones(2)})
-    assert kept(tmp_path / "some.pt", {"a": 2}, "cpu") is None and kept(tmp_path / "none.pt", {}, "cpu") is None
-    assert kept(tmp_path / "some.pt", {"a": 1}, "cpu") is not None and not (tmp_path / "some.new").exists()
+    path = tmp_path / "some.pt"
+    keep(path, {"settings": {"a": 1}, "x": torch.ones(2)})
+    assert kept(path, {"a": 1}, "cpu") is not None and kept(tmp_path / "none.pt", {}, "cpu") is None
+    with pytest.raises(FinetuneError, match=r"other settings \(a 1, now 2\): name another folder"):
+        kept(path, {"a": 2}, "cpu")
+    assert kept(path, {"a": 1}, "cpu") is not None and not (tmp_path / "some.new").exists()
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(FinetuneError, match="is damaged .*: delete it"):
+        kept(path, {"a": 1}, "cpu")
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_model(
+    model: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path / "some.pt", {"settings": {}})
+    save(*model, tmp_path / "model")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "model").iterdir()}
+
+    def full(parts: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+
+    def no_room(folder: str | Path, **unused: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(FinetuneError, match="make room"):
+        keep(tmp_path / "some.pt", {"settings": {"a": 1}})
+    assert kept(tmp_path / "some.pt", {}, "cpu") is not None and not (tmp_path / "some.new").exists()
+    monkeypatch.setattr(model[1], "save_pretrained", no_room)  # after the weights
+    with pytest.raises(FinetuneError, match="No space left on device.*make room"):
+        save(*model, tmp_path / "model")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "model").iterdir()} == before
+    with pytest.raises(FinetuneError, match="No space"):
+        save(*model, tmp_path / "other")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "some.pt"]
+
+
+def test_other_data_or_another_model_is_another_training(model: tuple[Any, Any], tmp_path: Path) -> None:
+    lm, tokenizer = model
+    rows, how = encoded(tokenizer, PAIRS), Sft(epochs=1, length=64, tokens=256)
+    fine_tune(lm, rows, how, tmp_path)
+    fresh, _ = tiny([m.text for pair in PAIRS for m in pair])
+    with pytest.raises(FinetuneError, match="model_and_data"):
+        fine_tune(fresh, rows[::-1], how, tmp_path)
+    other, _ = tiny([m.text for pair in PAIRS for m in pair], seed=1)
+    with pytest.raises(FinetuneError, match="model_and_data"):
+        fine_tune(other, rows, how, tmp_path)
+    assert fingerprint(adapted(other, 2)) == fingerprint(other.bfloat16())
+
+
+def test_an_interrupted_run_keeps_what_was_learnt(model: tuple[Any, Any], tmp_path: Path) -> None:
+    lm, tokenizer = model
+    rows, asked = encoded(tokenizer, PAIRS), 0
+
+    def interrupted() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked > 3:
+            raise KeyboardInterrupt
+        return False
+
+    how = Sft(epochs=5, length=64, tokens=64)
+    with pytest.raises(KeyboardInterrupt):
+        fine_tune(lm, rows, how, tmp_path, stopped=interrupted)
+    fresh, _ = tiny([m.text for pair in PAIRS for m in pair])
+    assert fine_tune(fresh, rows, how, tmp_path, run_s=0)["step"] == 3
+
+
+def test_a_model_that_scales_its_scores_is_refused(model: tuple[Any, Any], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, GraniteConfig
+
+    _, tokenizer = model
+    some = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = GraniteConfig(vocab_size=len(tokenizer), num_key_value_heads=1, logits_scaling=8.0, **some)
+    lm = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(FinetuneError, match="'granite' scale or cap the scores"):
+        fine_tune(lm, encoded(tokenizer, PAIRS), Sft(length=64), tmp_path)
 
 
 def test_what_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ def _answer(reply: Reply) -> str:
     if len(reply.text) > LONGEST:
         raise ChatError(f"the answer has {len(reply.text)} characters; at most {LONGEST} are read", "format")
     text = reply.text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").replace("\t", "    ")
+    text = text.encode("utf-8", "replace").decode()  # JSON may hold half of a pair of surrogates
     for tag in ("think", "thinking", "reasoning"):
         _, closed, rest = text.rpartition(f"</{tag}>")
         text = rest if closed else text

@@ -41,6 +41,9 @@ def save_checkpoint(
         folder: made where it does not exist.
         notes: other data to restore, as JSON.
         best: other weights to restore (`trained_weights`).
+
+    Raises:
+        WeightsError: it cannot be written.
     """
     path = Path(folder) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,9 +71,24 @@ def save_checkpoint(
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "rest": json.dumps(rest, default=_plain),
     }
+    write_state(state, path)
+
+
+def write_state(state: dict[str, Any], path: Path) -> None:
+    """Write what `read_state` reads, at once or not at all.
+
+    Raises:
+        WeightsError: it cannot be written.
+    """
     partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    try:
+        torch.save(state, partial)
+        os.replace(partial, path)
+    except (OSError, RuntimeError) as error:  # PyTorch raises the latter on a full disk
+        partial.unlink(missing_ok=True)
+        reason = error.strerror if isinstance(error, OSError) else str(error).split("\n")[0]
+        text = f"{path} cannot be written ({reason}): make room on its disk, then run the same command again"
+        raise WeightsError(text) from error
 
 
 def trained_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -193,4 +211,4 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be written")
 
 
-__all__ = ["FILE", "load_checkpoint", "put_weights", "read_state", "save_checkpoint", "trained_weights"]
+__all__ = ["FILE", "load_checkpoint", "put_weights", "read_state", "save_checkpoint", "trained_weights", "write_state"]

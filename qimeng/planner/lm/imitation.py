@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from qimeng.envs.gym.observation import TEXTS
 from qimeng.errors import WeightsError
 from qimeng.interfaces import Action, Observation
-from qimeng.planner.lm.checkpoint import put_weights, read_state, trained_weights
+from qimeng.planner.lm.checkpoint import put_weights, read_state, trained_weights, write_state
 from qimeng.planner.lm.ranges import POSITIVE
 from qimeng.planner.lm.reading import PAD, Reader, Text
 from qimeng.planner.lm.training import Progress
@@ -248,9 +247,7 @@ class _Passes:
             "schedule": self.schedule.last_epoch,
             "rest": json.dumps({**self.about, "draw": self.draw.bit_generator.state, "found": found}),
         }
-        partial = path.with_suffix(".partial")
-        torch.save(state, partial)
-        os.replace(partial, path)
+        write_state(state, path)
 
     def load(self, path: Path | None) -> list[dict[str, float]]:
         """Go on from what is at `path`, if anything; the figures of the epochs before."""

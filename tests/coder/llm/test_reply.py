@@ -162,6 +162,7 @@ def test_an_answer_in_cuda(text: str, relu: Region) -> None:
         (fence("def region(x0):\n    return (x0"), "no Python: line 2: '(' was never closed"),
         (fence("__global__ void k() {}", "cuda"), "has CUDA C++ and no function `region`"),
         ("<think>I will", "within the model's thoughts"),
+        (fence("def region(x0):\n    return '\ud800' + helper"), "uses `helper`"),
         (fence(f"def region(x0):\n    return {'(' * 500}x0{')' * 500}"), "no Python"),
         (fence(f"def region(x0):\n    return x0{'.T' * 50_000}"), "nested too deeply"),
         ("x" * (LONGEST + 1), "at most"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -109,6 +111,39 @@ def test_what_a_machine_failed_counts_for_nothing(examples: list[Example], monke
     wrong = Counting(lambda question: [Verdict("region wrong", "output 0 differs by 3")])
     _, (found,) = grades(wrong, examples, (lowering, lowering.reply))
     assert found.counted and "output 0 differs by 3" in found.then[-1].text
+
+
+def test_one_request_or_reply_that_cannot_be_taken_ends_no_run(
+    examples: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading, "Screens", Passes)
+    lowering, other = [e for e in examples if e.traits.kind == "lowering"][:2]
+    gone = replace(other, program=other.program.replace('"nodes": ["', '"nodes": ["gone", "', 1))
+    entry = re.search(r"def region\(.*\):\n", lowering.answer)
+    assert entry is not None
+    nested = "    if 1: pass\n" + "    elif 1: pass\n" * 300
+    deep = lowering.answer.replace(entry[0], entry[0] + nested)
+    some = [(gone, gone.reply), (lowering, f"```python\n{deep}```"), (lowering, lowering.reply)]
+    _, found = grades(Counting(right), [lowering, gone], *some)
+    assert not found[0].counted and found[1].right and found[2].right
+
+
+def test_nothing_is_judged_after_the_end(examples: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grading, "Screens", Passes)
+    lowering = next(e for e in examples if e.traits.kind == "lowering")
+    limits: list[tuple[float, ...]] = []
+
+    class Remembers(Counting):
+        def run(self, tasks, work, *some, **more):  # type: ignore[no-untyped-def]
+            limits.append(some)
+            return super().run(tasks, work, *some, **more)
+
+    pool, now = Remembers(right), time.monotonic()
+    answers = [Answered(lowering.key, lowering.messages, lowering.reply, True)]
+    soon = JudgeGrader([lowering], H200, pool, stop_at=now + 60)  # type: ignore[arg-type]
+    assert soon.grade(answers)[0].right and limits[0][1:] == (now + 60, now + 60)
+    (late,) = JudgeGrader([lowering], H200, pool, stop_at=now).grade(answers)  # type: ignore[arg-type]
+    assert not late.counted and not late.then and len(limits) == 1
 
 
 def test_edits_are_of_the_code_that_was_refused(examples: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:

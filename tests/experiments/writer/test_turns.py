@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from qimeng.finetune.conversations import read_conversations as read_messages
 from qimeng.finetune.rl import Rl
 from qimeng.finetune.rollout import Answered, Graded, Grader
 from qimeng.finetune.sft import Sft
-from qimeng.finetune.weights import save, tiny
+from qimeng.finetune.weights import FinetuneError, save, tiny
 from qimeng.planner.data.generate import Bytes
 from qimeng.planner.lm.mini import MiniSize
 
@@ -69,8 +70,8 @@ def test_a_table_of_conversations(tmp_path: Path) -> None:
 class Lengths(Grader):
     """Right are replies of an even number of characters."""
 
-    def __init__(self, examples: Sequence[object], device: object, pool: object, work: Callable[..., object]) -> None:
-        pass
+    def __init__(self, examples: Sequence[object], device: object, pool: object, work: object, stop_at: float) -> None:
+        self.stop_at = stop_at
 
     def grade(self, answers: Sequence[Answered]) -> list[Graded]:
         some = [len(a.text) % 2 == 0 for a in answers]
@@ -101,6 +102,47 @@ def test_tuning_reinforcing_and_asking_in_one_folder(
     assert '"agreeing"' in (tmp_path / "reinforcement.jsonl").read_text()
     for _ in range(2):  # the second run finds everything done
         tuning.turns(tmp_path, ["tuned", "reinforced"], 2, 2, 2, 1.0, 4, 4096, 4, 1, 5.0, "h200")
+    with pytest.raises(FinetuneError, match="conversations of tuned with other settings .*temperature 1, .*now .*0.5"):
+        tuning.turns(tmp_path, ["tuned"], 2, 2, 2, 0.5, 4, 4096, 4, 1, 5.0, "h200")
+    with pytest.raises(FinetuneError, match="pretrained holds .*start, not other: take another OUT"):
+        tuning.sft(tmp_path, "other", how, rank=2)
+    with pytest.raises(FinetuneError, match="no learnt.jsonl .*benchmarks.writer data"):
+        tuning.sft(tmp_path / "none", "smol", how)
     rows = read_conversations(tmp_path / "turns.jsonl")
     assert len(rows) == 2 * 2 * 2 * 2 and {r.writer for r in rows} == {"tuned", "reinforced"}
     assert "| chains | reinforced | 2 | first |" in capsys.readouterr().out
+
+
+def test_the_end_of_the_time_keeps_whole_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Time is up while the second of two requests is judged: its quick conversation gets no row either."""
+    examples = examples_of(Draw(0, 1, Bytes(1 << 14, 1 << 16)))
+    short = sorted(examples, key=lambda e: len(e.prompt[1]))[:2]
+    for name in (LEARNT, *PARTS):
+        some = short if name == PARTS[0] else []
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{e.to_json()}\n" for e in some))
+    save(*tiny([t for e in short for t in e.prompt], SIZE, 300), tmp_path / "tuned")
+    keys: list[str] = []
+
+    class Slow(Lengths):
+        def grade(self, answers: Sequence[Answered]) -> list[Graded]:
+            keys[:] = [a.key for a in answers]
+            while time.monotonic() <= self.stop_at:
+                time.sleep(0.01)
+            last = len(answers) - 1
+            return [Graded(1.0, True, counted=n != last) for n in range(len(answers))]
+
+    monkeypatch.setattr(tuning, "JudgeGrader", Slow)
+    tuning.turns(tmp_path, ["tuned"], 2, 2, 1, 1.0, 4, 4096, 4, 1, 0.02, "h200")
+    rows = read_conversations(tmp_path / "turns.jsonl")
+    assert [r.key for r in rows] == [keys[0]] * 2 and not any(r.error for r in rows)
+    assert "1 of them cut off" in capsys.readouterr().out
+
+    def interrupted(*unused: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "rollout", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tuning.turns(tmp_path, ["tuned"], 2, 2, 1, 1.0, 4, 4096, 4, 1, 5.0, "h200")
+    assert "| shapes | tuned | 1 | right | 1.000" in capsys.readouterr().out

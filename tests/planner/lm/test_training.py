@@ -22,6 +22,7 @@ from qimeng.graph.ops import category
 from qimeng.interfaces import Action, Evaluation, Observation, Patch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.lm import imitation
+from qimeng.planner.lm.checkpoint import read_state, write_state
 from qimeng.planner.lm.corpus import random_walk
 from qimeng.planner.lm.imitation import Example, Imitation, imitate
 from qimeng.planner.lm.mini import MiniSize
@@ -212,6 +213,20 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     assert all(torch.equal(found[n], p) for n, p in expected.items())
     third, same = run(tmp_path)  # nothing left to do
     assert third == second and all(torch.equal(same[n], p) for n, p in expected.items())
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "checkpoint.pt"
+    write_state({"a": 1}, path)
+
+    def full(state: object, partial: Path) -> None:
+        partial.write_bytes(b"half")
+        raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(WeightsError, match="file write failed.*make room on its disk"):
+        write_state({"a": 2}, path)
+    assert read_state(path) == {"a": 1} and [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused(
