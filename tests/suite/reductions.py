@@ -195,6 +195,16 @@ class BatchNorms(nn.Module):
         return {"flat": self.flat(x), "line": functional.gelu(self.line(y)), "cube": self.cube(z)}
 
 
+@problem("batch norm of half types in training", normal((4, 5, 7, 3), dtype=BF16), training=True)
+class BatchNormOfHalfTypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(5).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
 @problem("batch norm that only reads", normal((4, 5, 7, 3)), training=False)
 class BatchNormThatOnlyReads(nn.Module):
     def __init__(self) -> None:
