@@ -184,6 +184,12 @@ class GroupAndInstanceNorm(nn.Module):
         return torch.relu(self.group(x)), self.instance(x)
 
 
+@problem("norms of large constants", lambda: (torch.full((4, 33), 3e37), torch.full((3, 5000), 3e37)))
+def norms_of_large_constants(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Numbers whose sum overflows, and whose mean does not."""
+    return functional.layer_norm(x, (33,)), functional.layer_norm(y, (5000,)), torch.var_mean(x, 1)[1]
+
+
 @problem("batch norms", lambda: (torch.randn(11, 5), torch.randn(3, 5, 7), torch.randn(2, 5, 3, 4, 5)))
 class BatchNorms(nn.Module):
     def __init__(self) -> None:
