@@ -193,7 +193,7 @@ class Accumulator:
                 f"{n}_count = tl.sum({n}_n, axis=1)[:, None]",
                 f"{n}_i = 1.0 / tl.maximum({n}_n, 1.0)",
                 f"{n}_l = {n}_c + {n}_s * {n}_i",
-                *mean_of(n, f"{n}_l", f"{n}_n"),
+                *_mean_of(n, f"{n}_l", f"{n}_n"),
                 f"{n}_g = {n}_c - {n}_mean + {n}_s * {n}_i",  # the lane's mean itself is rounded
                 f"{n}_h = {n}_q - {n}_s * {n}_s * {n}_i + {n}_n * {n}_g * {n}_g",
                 f"{n}_o = ({n}_q == float('inf')) & (tl.abs({n}_s) < float('inf'))",  # squares of finite numbers
@@ -215,7 +215,7 @@ class Accumulator:
             mean, m2, count, low = parts
             return [
                 f"{n}_count = tl.sum({count}, axis=1)[:, None]",
-                *mean_of(n, mean, count),
+                *_mean_of(n, mean, count),
                 f"{n}_g = {mean} - {n}_mean + {low}",
                 f"{n}_m2 = tl.sum({m2} + {count} * {n}_g * {n}_g, axis=1)[:, None]",
                 *corrected(n, f"tl.sum({count} * {n}_g, axis=1)[:, None]"),
@@ -292,7 +292,7 @@ class Accumulator:
         return [*lines, f"{n}_at = tl.min(tl.where({n}_hit, {positions}, 9223372036854775807), axis=1)[:, None]"]
 
 
-def mean_of(n: str, means: str, counts: str) -> list[str]:
+def _mean_of(n: str, means: str, counts: str) -> list[str]:
     """Lines that make `<n>_mean` of the lanes' means and counts, and of `<n>_count`.
 
     Counts are scaled by a power of two, which rounds nothing, so that a sum of large numbers does not overflow.
