@@ -83,11 +83,22 @@ class Fusion(Kind):
                 yield Action(self.name, (producer, consumer), "recompute")
 
     def check(self, program: Program, action: Action, context: Context) -> None:
-        """Legal where the program stays acyclic and the coder can implement the result."""
+        """Legal where the program stays acyclic and the coder can implement the result.
+
+        No other region may lose its kernel, or the chance of one, by having to yield other values.
+        """
         fused = fused_region(program, action)
         reason = context.coder.can_implement(fused)
         if reason is not None:
             raise IllegalAction(f"{fused.label()} cannot be one region: {reason}")
+        before = {frozenset(r.nodes): r for r in program.regions}
+        for other in program.fusions.changed(action.regions[0], action.regions[1], action.param == "recompute"):
+            known = before.get(frozenset(other.nodes))
+            if known is not None and program.implementation(known).generated:
+                raise IllegalAction(f"{other.label()} would have to yield other values, and lose its kernel")
+            reason = context.coder.can_implement(other)
+            if reason is not None and (known is None or context.coder.can_implement(known) is None):
+                raise IllegalAction(f"{other.label()} would have to yield other values: {reason}")
 
     def target(self, program: Program, action: Action) -> Region:
         """The region that the two become."""

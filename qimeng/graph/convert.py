@@ -46,6 +46,9 @@ class ValuesNeeded(CaptureError):
 
 _COPIES = ("aten.clone.default", "aten.lift_fresh_copy.default", "aten.detach.default", "aten.alias.default")
 
+_TRAINED_NORM = "aten._native_batch_norm_legit_functional.default"
+"""Returns running statistics of the dtype in which it got them. PyTorch's fake tensors say float32."""
+
 
 def converted(
     exported: Any,
@@ -304,6 +307,8 @@ def _operator(fx: Any, rename: dict[str, Value]) -> Node:
         return _submodule(fx, rename)
     value = fx.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
+    if target == _TRAINED_NORM:
+        values = (*values[:3], *(running.meta["val"] for running in fx.args[3:5]))
     sizes = [s for v in values if isinstance(v, torch.Tensor) for s in (*v.shape, *v.stride())]
     if any(isinstance(v, SYMBOLS) for v in (*values, *sizes)):
         raise CaptureError(f"a number or size depends on data ({target})")

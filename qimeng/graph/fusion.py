@@ -62,6 +62,16 @@ class Fusions:
             return _made(merge_recomputing(self._regions, producer, consumer), a, b)
         return _region(a, b, set(b.outputs))
 
+    def changed(self, producer: str, consumer: str, recompute: bool) -> tuple[Region, ...]:
+        """Other regions that then yield other values: of those that compute a value too, the first yields it."""
+        a, b = self._edge(producer, consumer)
+        if not self._moves_values(a, b):
+            return ()
+        merged = merge_recomputing if recompute else lambda regions, *both: merge(regions, both)
+        before, wanted = {(r.nodes, r.outputs) for r in self._regions}, {*a.nodes, *b.nodes}
+        after = merged(self._regions, producer, consumer)
+        return tuple(r for r in after if (r.nodes, r.outputs) not in before and set(r.nodes) != wanted)
+
     def _edge(self, producer: str, consumer: str) -> tuple[Region, Region]:
         if not self.digraph.has_edge(producer, consumer):
             raise IllegalAction(f"{consumer} does not read {producer}")

@@ -9,7 +9,7 @@ import copyreg
 import inspect
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -31,21 +31,36 @@ def pack(spec: Computation, beside: Sequence[Any] = ()) -> bytes:
     Raises:
         SpecError: something in it cannot be pickled.
     """
-    import cloudpickle
-
-    modules = [m for m in _own_modules(spec, beside) if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
-    for m in modules:
-        cloudpickle.register_pickle_by_value(m)
     try:
-        return _dumps(spec)
+        return _dumps_by_value(spec, _homes(spec, beside))
     except Exception as error:  # pickling calls the user's own reducers, which may raise anything
         raise SpecError(
             f"{spec.name}: cannot travel to a worker process: {type(error).__name__}: {error}; "
             "make the module in a file (KernelSpec.from_file)"
         ) from error
-    finally:
-        for m in modules:
-            cloudpickle.unregister_pickle_by_value(m)
+
+
+def _dumps_by_value(thing: Any, homes: Sequence[ModuleType]) -> bytes:
+    """`thing` pickled, with what is defined in `homes` and the user's modules that they use.
+
+    Where something of those cannot be pickled, they are left to be imported.
+    """
+    import cloudpickle
+
+    alone = [m for m in homes if m.__name__ != "__main__" and not _shared(m)]
+    for modules in (_with_imported(homes), alone):
+        chosen = [m for m in modules if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+        for m in chosen:
+            cloudpickle.register_pickle_by_value(m)
+        try:
+            return _dumps(thing)
+        except Exception:  # the user's own reducers may raise anything
+            if modules is alone:
+                raise
+        finally:
+            for m in chosen:
+                cloudpickle.unregister_pickle_by_value(m)
+    raise AssertionError("unreachable")
 
 
 def _dumps(thing: Any) -> bytes:
@@ -81,17 +96,29 @@ def unpack(data: bytes) -> Any:
     return cloudpickle.loads(data)
 
 
-def _own_modules(spec: Computation, beside: Sequence[Any]) -> list[ModuleType]:
-    """Python modules of the user's that define the spec's classes and functions."""
+def _homes(spec: Computation, beside: Sequence[Any]) -> list[ModuleType]:
+    """Python modules that define the spec's classes and functions."""
     held = _held_modules(spec)
     classes = [c for m in held for c in type(m).__mro__]
     things: list[Any] = [*dict.fromkeys(classes), *(m.function for m in held if isinstance(m, FunctionModule))]
     things += beside
+    homes = (sys.modules.get(getattr(inspect.unwrap(t), "__module__", None) or "") for t in things)
+    return list(dict.fromkeys(m for m in homes if m is not None))
+
+
+def _with_imported(modules: Iterable[ModuleType | None]) -> list[ModuleType]:
+    """Those of `modules` that are the user's, and the user's modules that these have something from."""
     found: dict[str, ModuleType] = {}
-    for thing in things:
-        module = sys.modules.get(getattr(inspect.unwrap(thing), "__module__", None) or "")
-        if module is not None and module.__name__ != "__main__" and not _shared(module):
-            found[module.__name__] = module
+    waiting = list(modules)
+    while waiting:
+        module = waiting.pop()
+        if module is None or module.__name__ in found or module.__name__ != "__main__" and _shared(module):
+            continue
+        found[module.__name__] = module
+        for held in list(vars(module).values()):
+            home = sys.modules.get(str(getattr(held, "__module__", "")))
+            waiting.append(held if isinstance(held, ModuleType) else home)
+    found.pop("__main__", None)  # travels by value as it is
     return list(found.values())
 
 
@@ -108,27 +135,12 @@ def pack_module(module: torch.nn.Module, beside: Any) -> bytes:
     Raises:
         SpecError: something in it cannot be pickled.
     """
-    import cloudpickle
-
-    homes = {sys.modules.get(c.__module__) for m in module.modules() for c in type(m).__mro__}
-    own = [
-        m
-        for m in homes
-        if m is not None
-        and m.__name__ != "__main__"
-        and not _shared(m)
-        and m.__name__ not in cloudpickle.list_registry_pickle_by_value()
-    ]
-    for m in own:
-        cloudpickle.register_pickle_by_value(m)
+    homes = [sys.modules.get(c.__module__) for m in module.modules() for c in type(m).__mro__]
     try:
-        return _dumps((module, beside))
+        return _dumps_by_value((module, beside), list(dict.fromkeys(m for m in homes if m is not None)))
     except Exception as error:  # pickling calls the user's own reducers, which may raise anything
         name = type(module).__name__
         raise SpecError(f"a module of class {name} cannot be pickled: {type(error).__name__}: {error}") from error
-    finally:
-        for m in own:
-            cloudpickle.unregister_pickle_by_value(m)
 
 
 __all__ = ["pack", "pack_module", "unpack"]

@@ -193,6 +193,31 @@ def test_unfuse_undoes_fusion(context: Context) -> None:
     assert [r.nodes for r in apart.regions] == [r.nodes for r in program.regions]
 
 
+class Shared(torch.nn.Module):
+    """A result that two others are made of."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        shared = torch.exp(x)
+        return shared, functional.softmax(shared, dim=1), shared.sum(1)
+
+
+def test_a_fusion_takes_no_kernel_from_another_region(context: Context) -> None:
+    """The first of the regions that compute a value yields it to others: here the softmax, were the sum fused."""
+    graph = capture(Shared, lambda: (torch.empty(8, 64),))
+
+    def step(program: Program, kind: str, *labels: str, param: str = "") -> Program:
+        by_label = {r.label(): r.id for r in program.regions}
+        action = Action(kind, tuple(by_label[x] for x in labels), param)
+        check_action(program, action, context)
+        return context.coder.write(Request(program, action, context.device)).apply(program)
+
+    program = step(Program.start(graph), "fusion", "exp", "_softmax", param="recompute")
+    assert step(program, "fusion", "exp", "sum")
+    lowered = step(program, "lowering", "exp+_softmax")
+    with pytest.raises(IllegalAction, match="exp.*would have to yield other values, and lose its kernel"):
+        step(lowered, "fusion", "exp", "sum")
+
+
 class Doubled(ScheduleKind):
     """Twice the rows a program.
 

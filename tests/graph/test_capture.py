@@ -196,6 +196,12 @@ def test_mutations_are_outputs() -> None:
     assert len(graph.results()) == 4
 
 
+def test_running_statistics_of_half_types_have_the_dtype_of_their_buffers() -> None:
+    graph = capture_spec(KernelSpec.of(torch.nn.BatchNorm1d(6).bfloat16(), (X.bfloat16(),)))
+    (norm,) = [n for n in graph.nodes.values() if "batch_norm" in n.target]
+    assert [m.dtype for m in norm.metas[3:]] == ["bfloat16", "bfloat16"]
+
+
 def test_random_operators_agree_when_seeded() -> None:
     assert "rand" in ops(function(lambda x: x + torch.rand(8, 6), X))
 

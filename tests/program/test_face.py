@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from qimeng import KernelSpec, SpecError, plan_and_code
+from qimeng.program.face import OUTPUT_CLASS
 from qimeng.program.program import Program, load_source
 from qimeng.program.verify import capture_spec
 from qimeng.spec.call import Call
@@ -211,3 +213,18 @@ def test_state_may_have_any_name():
     program.double()
     with pytest.raises(ValueError, match="made for shape"):
         program(X)
+
+
+def test_a_class_whose_file_may_not_be_read_is_made_anew() -> None:
+    """In a sandbox the file of the user's class is found, and opening it is refused."""
+
+    class Refused:
+        def __getattr__(self, name: str) -> None:
+            raise PermissionError(13, "Permission denied", name)
+
+    space: dict[str, Any] = {}
+    exec(OUTPUT_CLASS, space)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "refused", Refused())
+        made = space["_output_class"]("refused", "Out", ("image", "mu"), "named")
+    assert made._fields == ("image", "mu") and made.__module__ == "refused"

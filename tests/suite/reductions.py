@@ -184,6 +184,12 @@ class GroupAndInstanceNorm(nn.Module):
         return torch.relu(self.group(x)), self.instance(x)
 
 
+@problem("norms of large constants", lambda: (torch.full((4, 33), 3e37), torch.full((3, 5000), 3e37)))
+def norms_of_large_constants(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Numbers whose sum overflows, and whose mean does not."""
+    return functional.layer_norm(x, (33,)), functional.layer_norm(y, (5000,)), torch.var_mean(x, 1)[1]
+
+
 @problem("batch norms", lambda: (torch.randn(11, 5), torch.randn(3, 5, 7), torch.randn(2, 5, 3, 4, 5)))
 class BatchNorms(nn.Module):
     def __init__(self) -> None:
@@ -193,6 +199,16 @@ class BatchNorms(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, z: Tensor) -> dict[str, Tensor]:
         return {"flat": self.flat(x), "line": functional.gelu(self.line(y)), "cube": self.cube(z)}
+
+
+@problem("batch norm of half types in training", normal((4, 5, 7, 3), dtype=BF16), training=True)
+class BatchNormOfHalfTypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(5).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
 
 
 @problem("batch norm that only reads", normal((4, 5, 7, 3)), training=False)

@@ -264,10 +264,12 @@ def _batch_norm(b: Builder, node: Any, x: Expr, weight: Any, bias: Any, *rest: A
     if running_mean is None or running_var is None:
         return out, flat_mean, flat_rstd
     keep, gain = 1.0 - float(momentum), float(momentum)
-    new_mean = b.pw("add", b.pw("mul", running_mean, keep), b.pw("mul", flat_mean, gain))
     unbiased = b.pw("mul", flat_var, n / max(n - 1, 1))
-    new_var = b.pw("add", b.pw("mul", running_var, keep), b.pw("mul", unbiased, gain))
-    return out, flat_mean, flat_rstd, new_mean, new_var
+    moved = [
+        b.cast(b.pw("add", b.pw("mul", b.cast(old, new.dtype), keep), b.pw("mul", new, gain)), old.dtype)
+        for old, new in ((running_mean, flat_mean), (running_var, unbiased))
+    ]
+    return out, flat_mean, flat_rstd, *moved
 
 
 @rule("gather")

@@ -193,7 +193,7 @@ class Accumulator:
                 f"{n}_count = tl.sum({n}_n, axis=1)[:, None]",
                 f"{n}_i = 1.0 / tl.maximum({n}_n, 1.0)",
                 f"{n}_l = {n}_c + {n}_s * {n}_i",
-                f"{n}_mean = tl.sum({n}_l * {n}_n, axis=1)[:, None] / tl.maximum({n}_count, 1.0)",
+                *_mean_of(n, f"{n}_l", f"{n}_n"),
                 f"{n}_g = {n}_c - {n}_mean + {n}_s * {n}_i",  # the lane's mean itself is rounded
                 f"{n}_h = {n}_q - {n}_s * {n}_s * {n}_i + {n}_n * {n}_g * {n}_g",
                 f"{n}_o = ({n}_q == float('inf')) & (tl.abs({n}_s) < float('inf'))",  # squares of finite numbers
@@ -215,7 +215,7 @@ class Accumulator:
             mean, m2, count, low = parts
             return [
                 f"{n}_count = tl.sum({count}, axis=1)[:, None]",
-                f"{n}_mean = tl.sum({mean} * {count}, axis=1)[:, None] / {n}_count",
+                *_mean_of(n, mean, count),
                 f"{n}_g = {mean} - {n}_mean + {low}",
                 f"{n}_m2 = tl.sum({m2} + {count} * {n}_g * {n}_g, axis=1)[:, None]",
                 *corrected(n, f"tl.sum({count} * {n}_g, axis=1)[:, None]"),
@@ -238,7 +238,8 @@ class Accumulator:
             return [
                 f"{n}_x = {self._tile(x)}",
                 f"{n}_count = {count} * 1.0" if self.single else f"{n}_count = tl.full([PB, 1], {count}, {self.dtype})",
-                f"{n}_mean = tl.sum({inside}, axis=1)[:, None] / tl.maximum({n}_count, 1.0)",
+                f"{n}_w = 1.0 / RB",  # a power of two, so that sums of large numbers do not overflow
+                f"{n}_mean = tl.sum({inside} * {n}_w, axis=1)[:, None] / tl.maximum({n}_count * {n}_w, {n}_w)",
                 f"{n}_d = {n}_x - {n}_mean" if not masked else f"{n}_d = tl.where({masked}, {n}_x - {n}_mean, 0.0)",
                 f"{n}_m2 = tl.sum({n}_d * {n}_d, axis=1)[:, None]",
                 *corrected(n, f"tl.sum({n}_d, axis=1)[:, None]"),
@@ -289,6 +290,17 @@ class Accumulator:
                 f"{n}_hit = tl.where({n}_any, {n}_odd, {n}_hit)",
             ]
         return [*lines, f"{n}_at = tl.min(tl.where({n}_hit, {positions}, 9223372036854775807), axis=1)[:, None]"]
+
+
+def _mean_of(n: str, means: str, counts: str) -> list[str]:
+    """Lines that make `<n>_mean` of the lanes' means and counts, and of `<n>_count`.
+
+    Counts are scaled by a power of two, which rounds nothing, so that a sum of large numbers does not overflow.
+    """
+    return [
+        f"{n}_w = tl.exp2(-tl.ceil(tl.log2(tl.maximum({n}_count, 1.0))))",
+        f"{n}_mean = tl.sum({means} * ({counts} * {n}_w), axis=1)[:, None] / tl.maximum({n}_count * {n}_w, {n}_w)",
+    ]
 
 
 def corrected(n: str, total: str) -> list[str]:

@@ -7,6 +7,7 @@ main loop.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from qimeng.coder.template.families.gemm.plan import GemmPlan
@@ -238,10 +239,11 @@ def _partial(e: Expr, name: str, reduced: str, mask: str, shape: tuple[int, int]
         sides = (("p", shape[0], blocks[0], "row0"), ("r", shape[1], blocks[1], "col0"))
         counts = [f"tl.minimum({size} - {start}, {block})" for side, size, block, start in sides if side in reduced]
         inside = f"{x} - {n}_mean"
+        part = 1.0 / math.prod(block for side, _, block, _ in sides if side in reduced)  # sums then do not overflow
         return [
             *masked,
             f"{n}_count = ({' * '.join(counts)}).to(tl.float32)",
-            f"{n}_mean = {fold('sum', x)} / {n}_count",
+            f"{n}_mean = {fold('sum', f'{x} * {part}')} / ({n}_count * {part})",
             f"{n}_d = {f'tl.where({mask}, {inside}, 0.0)' if mask else inside}",
             f"{n}_m2 = {fold('sum', f'{n}_d * {n}_d')}",
             *corrected(n, fold("sum", f"{n}_d")),
