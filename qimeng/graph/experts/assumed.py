@@ -127,7 +127,7 @@ class Assumed:
 
     def _derived(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What `func` gives where that is a mask that selects rows as another one does; None where it is not."""
-        name, source, *others = _name(func), *args
+        name, (source, *others) = _name(func), args
         is_mask = self._is_mask(source)
         if name in _ALIKE and not kwargs and all(type(x) is int for x in others):
             found = func(*args)

@@ -236,3 +236,12 @@ def test_what_cannot_be_captured_is_refused() -> None:
 
     with pytest.raises(SpecError, match="weights='int8' needs the computation as a graph"):
         make_task(KernelSpec.from_module(Branches(), (X,), weights="int8"), device="h100")
+
+
+@pytest.mark.parametrize("declared", ["int4", "fp8"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(declared: str, value: float) -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(32, 8))
+    layer[0].weight.data[3, 4] = value
+    with pytest.raises(SpecError, match="0.weight holds NaN or infinity; declared weights must be finite"):
+        KernelSpec.from_module(layer, (torch.randn(2, 32),), weights=declared).check()
