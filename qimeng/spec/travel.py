@@ -17,6 +17,7 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from qimeng.errors import SpecError
+from qimeng.plugins import is_shared
 from qimeng.spec.computation import Computation
 from qimeng.spec.origin import ExampleOrigin, FunctionModule
 
@@ -90,16 +91,9 @@ def _own_modules(spec: Computation, beside: Sequence[Any]) -> list[ModuleType]:
     found: dict[str, ModuleType] = {}
     for thing in things:
         module = sys.modules.get(getattr(inspect.unwrap(thing), "__module__", None) or "")
-        if module is not None and module.__name__ != "__main__" and not _shared(module):
+        if module is not None and module.__name__ != "__main__" and not is_shared(module):
             found[module.__name__] = module
     return list(found.values())
-
-
-def _shared(module: ModuleType) -> bool:
-    """True for code that every process can import: the standard library, installed packages, this one."""
-    path = getattr(module, "__file__", None) or ""
-    top = module.__name__.split(".")[0]
-    return not path or top in ("qimeng", torch.__name__) or "site-packages" in path or "/lib/python3" in path
 
 
 def pack_module(module: torch.nn.Module, beside: Any) -> bytes:
@@ -116,7 +110,7 @@ def pack_module(module: torch.nn.Module, beside: Any) -> bytes:
         for m in homes
         if m is not None
         and m.__name__ != "__main__"
-        and not _shared(m)
+        and not is_shared(m)
         and m.__name__ not in cloudpickle.list_registry_pickle_by_value()
     ]
     for m in own:
