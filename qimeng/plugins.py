@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from qimeng.errors import QimengError
@@ -139,6 +140,16 @@ def named(group: str, noun: str, name: str, known: Iterable[str] = ()) -> Any:
         raise unusable(noun, points[name], error) from error
 
 
+def is_shared(module: ModuleType) -> bool:
+    """Whether every process can import it: the standard library, installed packages, this one.
+
+    One that is installed to be edited is not: processes in a sandbox do not read its folder.
+    """
+    path = getattr(module, "__file__", None) or ""
+    top = module.__name__.split(".")[0]
+    return not path or top in ("qimeng", "torch") or "site-packages" in path or "/lib/python3" in path
+
+
 def unusable(noun: str, point: EntryPoint, error: Exception) -> QimengError:
     """The error that names the package of an entry point which cannot be used."""
     package = point.dist.name if point.dist else point.value
@@ -206,6 +217,7 @@ __all__ = [
     "Problem",
     "anything",
     "guard",
+    "is_shared",
     "named",
     "not_an_object",
     "returns",

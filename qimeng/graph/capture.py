@@ -86,8 +86,10 @@ def capture(
         except CaptureError as error:
             if not (error.by_values and visits.selects):
                 raise
-            with contextlib.suppress(CaptureError, LoopStays):
-                return with_named_masks(_traced(*given, Visits(Assumed())))
+            with contextlib.suppress(CaptureError):
+                for kept in (False, True):
+                    with contextlib.suppress(LoopStays):
+                        return with_named_masks(_traced(*given, Visits(Assumed(), kept)))
             raise
         return with_named_masks(_traced(*given, None))
 

@@ -32,18 +32,21 @@ def _check(name, tensor, shape, stride, dtype, device):
     """Refuse an input that the kernels were not made for."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"input {name}: expected a tensor, got {type(tensor).__name__}")
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.is_nested:
         raise ValueError(
-            f"input {name}: expected a tensor with memory of its own, got a {type(tensor).__name__}; to export or "
-            "trace it, take the module that this program was made from"
+            f"input {name}: expected a tensor with memory of its own, got a "
+            f"{'nested tensor' if tensor.is_nested else type(tensor).__name__}; for such tensors, and to "
+            "export or trace it, take the module that this program was made from"
         )
     if tensor.shape != shape or tensor.dtype is not dtype or tensor.stride() != stride:
         raise ValueError(
             f"input {name}: made for shape {shape}, stride {stride}, {dtype}; got shape {tuple(tensor.shape)}, "
-            f"stride {tensor.stride()}, {tensor.dtype}"
+            f"stride {tensor.stride()}, {tensor.dtype}; give such a tensor, make a program with an example of "
+            "this kind, or use qimeng.optimize, which takes several kinds"
         )
     if tensor.device != device:
-        raise ValueError(f"input {name}: expected on {device}, got {tensor.device}")
+        do = "give a tensor with values" if tensor.is_meta else f"move it there, as by .to({str(device)!r})"
+        raise ValueError(f"input {name}: expected on {device}, got {tensor.device}; {do}")
 
 
 def _check_context(device):
@@ -52,6 +55,14 @@ def _check_context(device):
         raise ValueError(
             f"made for calls outside of autocast: call it under torch.autocast({device.type!r}, enabled=False), or "
             "optimize a module that enters autocast in its own forward"
+        )
+    if device.type == "meta":
+        raise ValueError("tensors on the meta device have no values: call the module that this program was made from")
+    transform = None if torch.compiler.is_compiling() else torch._C._functorch.peek_interpreter_stack()
+    if transform is not None and transform.key() == torch._C._functorch.TransformType.Vmap:
+        raise ValueError(
+            "torch.func.vmap does not reach into kernels: apply it to the module that this program was made from, or "
+            "make a program of the function that vmap returns"
         )
     if torch.jit.is_tracing():
         raise ValueError("torch.jit.trace records no kernels: trace the module that this program was made from")
@@ -79,7 +90,7 @@ def _check_state(module, table):
         if tensor.shape != shape or tensor.dtype is not dtype or moved:
             raise ValueError(
                 f"{key}: made for shape {shape}, stride {stride}, {dtype}; got shape {tuple(tensor.shape)}, "
-                f"stride {tensor.stride()}, {tensor.dtype}"
+                f"stride {tensor.stride()}, {tensor.dtype}; put it back, or make a program of the module as it is now"
             )
         if tensor.is_neg() or tensor.is_conj():
             raise ValueError(f"{key}: PyTorch holds its sign back; give the tensor itself, as resolve_neg() returns it")

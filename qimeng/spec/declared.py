@@ -6,6 +6,7 @@ nothing about any one form, nor about modules (`qimeng.spec.declared_linear`).
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from qimeng.errors import SpecError
-from qimeng.plugins import Installed
+from qimeng.plugins import Installed, is_shared
 
 GROUP = "qimeng.weights"
 """Entry-point group through which other packages add forms."""
@@ -206,10 +207,13 @@ def take_makers(found: Makers) -> None:
 
 
 def _take_installed() -> None:
-    """Have the library and installed packages register their forms; every process finds those."""
+    """Have the library and installed packages register their forms; every process finds those that it can import."""
     before = _words()
     _installed.take()
-    _FOUND_ANYWHERE.update(_words() - before)
+    for noun, word in _words() - before:
+        make = _MAKERS[word] if noun == "weights" else _ACTIVATIONS[word]
+        if is_shared(sys.modules[make.__module__]):
+            _FOUND_ANYWHERE.add((noun, word))
 
 
 def _words() -> set[tuple[str, str]]:

@@ -98,14 +98,20 @@ def declare(module: torch.nn.Module, form: WeightForm, activations: ActivationFo
         activations: the form of the layers' inputs; None where they stay as they are.
 
     Raises:
-        SpecError: there is none, or a weight is of a dtype that is not stored so.
+        SpecError: there is none, or a weight is of a dtype or has values that are not stored so.
     """
-    layers = [m for m in module.modules() if type(m) is torch.nn.Linear]
+    layers = {name: m for name, m in module.named_modules() if type(m) is torch.nn.Linear}
     if not layers:
         raise SpecError(f"weights={form.text!r}: {type(module).__name__} has no torch.nn.Linear")
-    for layer in layers:
+    for name, layer in layers.items():
         if layer.weight.dtype not in ALLOWED:
             raise SpecError(f"weights={form.text!r}: a weight of {layer.weight.dtype}; it must be fp32, fp16 or bf16")
+        if not (isinstance(layer.weight, FakeTensor) or layer.weight.is_meta or layer.weight.isfinite().all()):
+            key = f"{name}.weight".removeprefix(".")
+            raise SpecError(
+                f"weights={form.text!r}: {key} holds NaN or infinity; declared weights must be finite: give such, "
+                "or leave the declaration out"
+            )
         layer.__class__ = DeclaredLinear
         vars(layer).update(form=form, activations=activations, kept=None, made_of=None)
 

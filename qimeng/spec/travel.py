@@ -17,6 +17,7 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from qimeng.errors import SpecError
+from qimeng.plugins import is_shared
 from qimeng.spec.computation import Computation
 from qimeng.spec.origin import ExampleOrigin, FunctionModule
 
@@ -47,7 +48,7 @@ def _dumps_by_value(thing: Any, homes: Sequence[ModuleType]) -> bytes:
     """
     import cloudpickle
 
-    alone = [m for m in homes if m.__name__ != "__main__" and not _shared(m)]
+    alone = [m for m in homes if m.__name__ != "__main__" and not is_shared(m)]
     for modules in (_with_imported(homes), alone):
         chosen = [m for m in modules if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
         for m in chosen:
@@ -112,7 +113,7 @@ def _with_imported(modules: Iterable[ModuleType | None]) -> list[ModuleType]:
     waiting = list(modules)
     while waiting:
         module = waiting.pop()
-        if module is None or module.__name__ in found or module.__name__ != "__main__" and _shared(module):
+        if module is None or module.__name__ in found or module.__name__ != "__main__" and is_shared(module):
             continue
         found[module.__name__] = module
         for held in list(vars(module).values()):
@@ -120,13 +121,6 @@ def _with_imported(modules: Iterable[ModuleType | None]) -> list[ModuleType]:
             waiting.append(held if isinstance(held, ModuleType) else home)
     found.pop("__main__", None)  # travels by value as it is
     return list(found.values())
-
-
-def _shared(module: ModuleType) -> bool:
-    """True for code that every process can import: the standard library, installed packages, this one."""
-    path = getattr(module, "__file__", None) or ""
-    top = module.__name__.split(".")[0]
-    return not path or top in ("qimeng", torch.__name__) or "site-packages" in path or "/lib/python3" in path
 
 
 def pack_module(module: torch.nn.Module, beside: Any) -> bytes:

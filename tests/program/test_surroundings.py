@@ -58,6 +58,31 @@ def test_tensors_without_memory_of_their_own_are_refused(model: Any) -> None:
     torch.testing.assert_close(model(X.as_subclass(Named)), model(X))
 
 
+def test_transforms_of_functions_are_refused(model: Any) -> None:
+    with pytest.raises(ValueError, match="torch.func.vmap does not .*: apply it to the module"):
+        torch.func.vmap(model)(X.expand(3, 6, 8))
+
+
+def test_tensors_without_values_are_refused(model: Any) -> None:
+    with pytest.raises(ValueError, match="input 0: expected on cpu, got meta; give a tensor with values"):
+        model(X.to("meta"))
+    function = Program.start(capture_spec(KernelSpec.of(torch.sin, (X,)))).load().Model()
+    with pytest.raises(ValueError, match="no values: call the module that this program was made from"):
+        function(X.to("meta"))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused(model: Any, layout: torch.layout) -> None:
+    with pytest.raises(ValueError, match="got a nested tensor; .* take the module"):
+        model(torch.nested.nested_tensor([X], layout=layout))
+
+
+def test_another_shape_is_refused_with_what_to_do(model: Any) -> None:
+    with pytest.raises(ValueError, match=r"got shape \(7, 8\), .*make a program .*or use qimeng.optimize"):
+        model(torch.randn(7, 8))
+
+
 def test_a_spec_is_made_outside_of_autocast_and_with_the_usual_default_dtype() -> None:
     spec = KernelSpec.of(torch.nn.Linear(8, 8), (X,))
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(SpecError, match="autocast is on for cpu"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from qimeng.graph.convert import CaptureError
 from qimeng.graph.experts.nodes import NotCovered
 from qimeng.graph.experts.selected import with_all_rows
 from qimeng.graph.experts.skipped import skips_nothing
@@ -36,10 +37,15 @@ def all_rows(exported: Any, visits: Visits, export: Callable[[Visits], Any]) -> 
         Names of the nodes that add the results up.
 
     Raises:
+        CaptureError: a turn without rows does something.
         LoopStays: not every loop can be written so.
     """
     if visits.assumed and not skips_nothing(exported, export):
-        raise LoopStays("a turn without rows does something")
+        raise CaptureError("a turn without rows does something")
+    if visits.kept:
+        if visits.used:
+            raise CaptureError("experts are chosen in a way that is not known")
+        return ()
     try:
         found = with_all_rows(exported)
     except NotCovered as error:

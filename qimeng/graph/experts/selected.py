@@ -76,13 +76,13 @@ class _Turn:
             raise NotCovered("rows are added along another dimension than the first")
         self.select, row = _column(index)
         self.routing, self.number, self.row = _mask(self.select.args[0])
+        self.of = self.routing, self.number
         if row != self.row:
             raise NotCovered("rows are added to other rows than those they were selected from")
         self.count = size(into)[0]
         self.into, self.rows = into, rows if adds == [True] else self._added(into, rows)
         self.known: dict[Any, Any] = {}
-        self.result, column = self._times(self.rows)
-        self.weights = column.args[0]
+        self.result, self.weights = self._times(self.rows)
         while self.weights.target in FLAT:
             self.weights = self.weights.args[0]
         if is_dynamic(self.weights) or size(self.routing)[0] != self.count:
@@ -97,7 +97,7 @@ class _Turn:
         raise NotCovered("rows are not added to what was there")
 
     def _times(self, rows: Any) -> tuple[Any, Any]:
-        """What is multiplied with the weight of each row, and the operator that looks the weights up."""
+        """What is multiplied with the weight of each row, and the weights that are looked up."""
         node = rows
         while is_node(node) and node.target is aten._to_copy.default:
             node = node.args[0]
@@ -106,14 +106,41 @@ class _Turn:
             column = mine
             while is_node(column) and (column.target in FLAT or column.target is aten._to_copy.default):
                 column = column.args[0]
-            if is_node(column) and column.target is aten.index.Tensor and self._is_pair(column) and is_node(other):
-                return other, column
+            if not (is_node(column) and column.target is aten.index.Tensor and is_node(other)):
+                continue
+            weights = column.args[0] if self._is_pair(column) else self._masked(column)
+            if weights is not None:
+                return other, weights
         raise NotCovered("what is added has no weight of the row and its expert")
 
     def _is_pair(self, node: Any) -> bool:
-        """Whether it looks up ``w[row, place]``."""
-        found = [_column(i) for i in node.args[1] if i is not None]
-        return len(node.args[1]) == 2 and found == [(self.select, self.row), (self.select, 1 - self.row)]
+        """Whether it looks up ``w[row, place]`` in the order of the turn's rows."""
+        if len(node.args[1]) != 2 or None in node.args[1]:
+            return False
+        (select, row), (other, place) = (_column(i) for i in node.args[1])
+        if select is not other or row == place:
+            return False
+        return select is self.select or row == self.row == 0 and self._is_mask(select.args[0])
+
+    def _masked(self, node: Any) -> Any:
+        """The weights w of ``(w * mask).sum(-1)[row]``, or of the same with `torch.where`; None where it is another."""
+        total = node.args[0]
+        while total.target in FLAT:
+            total = total.args[0]
+        if self._rows_of(node) != 0 or total.target is not aten.sum.dim_IntList or total.args[1] not in ([-1], [1]):
+            return None
+        node = total.args[0]
+        if node.target is aten.mul.Tensor:
+            return next((w for w, m in (node.args, node.args[::-1]) if is_node(w) and self._is_mask(m)), None)
+        is_where = node.target is aten.where.self and _is_zero(node.args[2]) and self._is_mask(node.args[0])
+        return node.args[1] if is_where else None
+
+    def _is_mask(self, node: Any) -> bool:
+        """Whether it tells which of a row's experts, [T, best], is the turn's."""
+        try:
+            return is_node(node) and len(size(node)) == len(size(self.routing)) and _mask(node)[:2] == self.of
+        except NotCovered:
+            return False
 
     def _rows_of(self, node: Any) -> int | None:
         """The dimension along which it looks up the turn's rows, and nothing else; None where it does not."""
@@ -239,8 +266,11 @@ def _scattered(graph: Any, turn: _Turn, experts: int) -> Any:
 def _mask(mask: Any) -> tuple[Any, int, int]:
     """The experts of each row, the number of one, and in which column of its mask's places the rows stand.
 
-    Covered are ``(chosen == e)`` [T, best], and ``one_hot(chosen).permute(2, 1, 0)[e]`` [best, T].
+    Covered are ``(chosen == e)`` [T, best], ``(chosen == e).any(-1)`` [T], and ``one_hot(chosen).permute(2, 1, 0)[e]``
+    [best, T].
     """
+    if mask.target is aten.any.dim and mask.args[1] in (-1, 1) and mask.args[2:] in ((), (False,)):
+        mask = mask.args[0]
     node = mask
     while node.target in FLAT or node.target is aten._to_copy.default:
         node = node.args[0]
@@ -269,6 +299,11 @@ def _chosen(node: Any) -> Any:
     if len(size(node)) != 2:
         raise NotCovered("experts of other than rows")
     return node
+
+
+def _is_zero(node: Any) -> bool:
+    """Whether it is a 0 without dimensions, or zeros."""
+    return is_node(node) and node.target in (aten.full.default, aten.scalar_tensor.default) and 0 in node.args[-1:]
 
 
 def _counts_up(node: Any) -> bool:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qimeng.graph.experts.assumed import ANYS, FINDS, SELECTS, Assumed
+from qimeng.graph.experts.assumed import ANYS, COUNTS, FINDS, INDEXES, SELECTS, Assumed
 
 MOST = 1024
 """Experts of a layer at most: each makes operators of its own."""
@@ -32,17 +32,19 @@ class Visits(TorchFunctionMode):
 
     Args:
         assumed: what code is told that asks for the rows of a mask; nothing by default.
+        kept: whether the loop is to stay one, with all turns.
 
     Attributes:
         assumed: that.
+        kept: that.
         used: whether one did so.
         unsure: whether rows were selected otherwise than by the mask of the iteration.
         selects: whether code selected rows by a mask, or asked whether a mask selects any.
     """
 
-    def __init__(self, assumed: Assumed | None = None) -> None:
+    def __init__(self, assumed: Assumed | None = None, kept: bool = False) -> None:
         super().__init__()
-        self.assumed = assumed
+        self.assumed, self.kept = assumed, kept
         self.used = self.unsure = self.selects = False
         self._made: dict[int, tuple[str, Any, Any]] = {}
         self._numbers: dict[int, torch.Tensor] = {}
@@ -60,8 +62,10 @@ class Visits(TorchFunctionMode):
             tensors = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
             if any(id(x) in self._numbers for x in tensors):
                 return self._with_number(func, args, kwargs, tensors)
-        if func in (*SELECTS, *ANYS) and len(args) == 1:
+        if func in (*SELECTS, *ANYS, *COUNTS) and len(args) == 1:
             self.selects = True
+        if self.assumed is not None and func in INDEXES:
+            args = (args[0], self.assumed.places(args[1]), *args[2:])
         if self.assumed is None or (result := self.assumed.result(func, args, kwargs)) is None:
             result = func(*args, **kwargs)
         self._note(func, args, kwargs, result)

@@ -107,12 +107,16 @@ ASKS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "len": lambda rows, mask: len(rows) != 0,
     "any": lambda rows, mask: mask.any(),
     "item": lambda rows, mask: mask.any().item(),
+    "count": lambda rows, mask: torch.count_nonzero(mask) > 0,
+    "integer": lambda rows, mask: int(mask.long().sum()) >= 1,
 }
 """Ways to ask whether an expert has rows."""
 
 COUNTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "many": lambda rows, mask: len(rows) > 3,
     "few": lambda rows, mask: len(rows) < 3,
+    "one": lambda rows, mask: mask.sum() != 1,
+    "item above": lambda rows, mask: mask.sum().item() > 4,
 }
 """What asks how many rows an expert has."""
 
@@ -144,6 +148,78 @@ class Asks(Loop):
             elif self.otherwise == "returns":
                 return out
             first = False
+        return out
+
+
+HITS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "product": lambda weights, mask, hit: (weights * mask).sum(-1)[hit, None],
+    "where": lambda weights, mask, hit: torch.where(mask, weights, 0.0).sum(-1)[hit].unsqueeze(-1),
+    "mask": lambda weights, mask, hit: weights[mask].unsqueeze(-1),
+    "mean": lambda weights, mask, hit: weights[hit].mean(-1, keepdim=True),
+}
+"""Ways to weight rows that a mask of rows selects; the last is of no expert."""
+
+
+class Hits(Loop):
+    """A mask of rows is the index.
+
+    Args:
+        form: how rows are weighted.
+        sets: whether they are set, not added to.
+    """
+
+    def __init__(self, form: str, sets: bool = False):
+        super().__init__("range", experts=2)
+        self.weights, self.sets = form, sets
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = torch.topk(torch.softmax(self.router(x), -1), 2)
+        out = torch.zeros_like(x)
+        for e in range(self.number):
+            mask = chosen == e
+            hit = mask.any(-1)
+            if not hit.any():
+                continue
+            y = self.experts[e](x[hit]) * HITS[self.weights](weights, mask, hit)
+            out[hit] = y if self.sets else out[hit] + y
+        return out
+
+
+class OneHot(Loop):
+    """Asks of one expert's part of ``one_hot`` whether it has rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = torch.topk(torch.softmax(self.router(x), -1), 2)
+        mask, out = functional.one_hot(chosen, self.number).permute(2, 1, 0), torch.zeros_like(x)
+        for e in range(self.number):
+            if mask[e].sum() == 0:
+                continue
+            place, rows = torch.where(mask[e])
+            out.index_add_(0, rows, self.turn(e, x, rows) * weights[rows, place, None])
+        return out
+
+
+class AsksOther(Loop):
+    """A turn is skipped where another expert has no rows.
+
+    Args:
+        between: masks that it makes and looks up besides.
+    """
+
+    def __init__(self, between: int = 0):
+        super().__init__("range")
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = torch.topk(torch.softmax(self.router(x), -1), 2)
+        out = torch.zeros_like(x)
+        for e in range(self.number):
+            if (chosen == (e + 1) % self.number).sum() == 0:
+                continue
+            for i in range(self.between):
+                torch.where(chosen < e + i)
+            hit = (chosen == e).any(-1)
+            out[hit] += self.experts[e](x[hit])
         return out
 
 

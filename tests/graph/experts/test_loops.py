@@ -12,7 +12,18 @@ from qimeng.graph.capture import CaptureError, capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.program import Program, load_source
 from qimeng.program.verify import capture_spec
-from tests.graph.experts.samples import COUNTS, LOOPS, Asks, Loop, Mixes, OtherTurns, Unweighted
+from tests.graph.experts.samples import (
+    COUNTS,
+    LOOPS,
+    Asks,
+    AsksOther,
+    Hits,
+    Loop,
+    Mixes,
+    OneHot,
+    OtherTurns,
+    Unweighted,
+)
 from tests.vocabulary.irregular.samples import CONTEXT, action_of, after, start_of
 
 
@@ -33,11 +44,33 @@ def test_a_loop_becomes_a_batch_of_products(form: str) -> None:
     assert not any(p.startswith("torch.") or p in ("eq", "index", "nonzero") for p in found)
 
 
-@pytest.mark.parametrize("form", ["numel", "len", "item"])
+@pytest.mark.parametrize("form", ["numel", "len", "item", "count", "integer"])
 def test_a_turn_may_be_left_out_where_it_has_no_rows(form: str) -> None:
     found = packets(graph_of(Asks(form)))
     assert found.count("bmm") == 3 and found.count("scatter") == 1
     assert not any(p.startswith("torch.") or p in ("eq", "any", "index", "nonzero") for p in found)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [Hits("product"), Hits("where"), Hits("mask"), OneHot("range", experts=2)],
+    ids=["product", "where", "mask", "one hot"],
+)
+def test_a_mask_may_be_the_index_and_may_be_made_twice(module: nn.Module) -> None:
+    found = packets(graph_of(module))
+    assert found.count("bmm") == 3 and found.count("scatter") == 1
+    assert not any(p.startswith("torch.") or p in ("eq", "any", "index", "nonzero") for p in found)
+
+
+def test_another_loop_that_skips_turns_without_rows_keeps_them() -> None:
+    found = packets(graph_of(Hits("product", sets=True)))
+    assert "bmm" not in found and sum(p.startswith("torch.nonzero") for p in found) == 2
+
+
+@pytest.mark.parametrize("between", [0, 2])
+def test_a_turn_that_is_skipped_for_the_rows_of_another_is_refused(between: int) -> None:
+    with pytest.raises(CaptureError, match="its Python code depends on the values of a tensor"):
+        graph_of(AsksOther(between))
 
 
 @pytest.mark.parametrize("otherwise", ["adds", "returns", "flag"])
@@ -75,7 +108,9 @@ def test_another_loop_over_chosen_experts_is_refused_as_before(module: nn.Module
         graph_of(module)
 
 
-@pytest.mark.parametrize("module", [Loop("hit"), Asks("any")], ids=["hit", "asks"])
+@pytest.mark.parametrize(
+    "module", [Loop("hit"), Asks("any"), Hits("mask"), Hits("mean")], ids=["hit", "asks", "mask", "kept"]
+)
 def test_the_graph_computes_what_the_module_does(module: nn.Module) -> None:
     """Also where a row has no weight at all, and where an expert has no row."""
     module.eval()

@@ -15,6 +15,7 @@ from qimeng.errors import SpecError
 from qimeng.graph.capture import CaptureError
 from qimeng.program import verify
 from qimeng.program.verify import capture_spec
+from qimeng.spec import declared
 from qimeng.spec.declared import WeightForm, register_weights, unregister_weights, weight_form
 from qimeng.spec.declared_linear import DeclaredLinear, read_declared
 from qimeng.vocabulary.lowprecision.forms import packed, unpacked
@@ -152,6 +153,16 @@ def test_a_form_that_a_script_registers_travels_with_its_spec(halves: type[Halve
     assert KernelSpec.from_bytes(found.to_bytes()) == found, "and on to the next one"
 
 
+def test_a_form_of_a_package_that_is_installed_to_be_edited_travels(
+    halves: type[Halves], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process in a sandbox does not read the package's folder."""
+    monkeypatch.setattr(declared._installed, "take", lambda: register_weights("halves", lambda rest: halves()))
+    declared._take_installed()
+    monkeypatch.undo()
+    assert list(declared.own_makers("halves", "")["weights"]) == ["halves"]
+
+
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -236,3 +247,12 @@ def test_what_cannot_be_captured_is_refused() -> None:
 
     with pytest.raises(SpecError, match="weights='int8' needs the computation as a graph"):
         make_task(KernelSpec.from_module(Branches(), (X,), weights="int8"), device="h100")
+
+
+@pytest.mark.parametrize("weights", ["int4", "fp8"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(weights: str, value: float) -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(32, 8))
+    layer[0].weight.data[3, 4] = value
+    with pytest.raises(SpecError, match="0.weight holds NaN or infinity; declared weights must be finite"):
+        KernelSpec.from_module(layer, (torch.randn(2, 32),), weights=weights).check()
