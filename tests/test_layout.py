@@ -23,6 +23,7 @@ FILE_CAP = 600
 LAYERS = (
     {
         "backend",
+        "checkpoint",
         "errors",
         "device",
         "device_lock",

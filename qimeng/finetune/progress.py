@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from qimeng.checkpoint import write_checkpoint
 from qimeng.finetune.weights import FinetuneError
 
 WARM, END = 0.05, 0.05
@@ -46,16 +46,7 @@ def keep(path: Path, parts: Mapping[str, Any]) -> None:
     Raises:
         FinetuneError: it cannot be written.
     """
-    new = path.with_suffix(".new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(dict(parts), new)
-        os.replace(new, path)
-    except (OSError, RuntimeError) as error:  # PyTorch raises the latter on a full disk
-        new.unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) else str(error).split("\n")[0]
-        text = f"{path} cannot be written ({reason}): make room on its disk, then run the same command again"
-        raise FinetuneError(text) from error
+    write_checkpoint(parts, path, FinetuneError)
 
 
 def kept(path: Path, settings: Mapping[str, Any], device: str) -> dict[str, Any] | None:

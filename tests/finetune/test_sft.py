@@ -180,7 +180,7 @@ def test_checkpoints_of_other_settings_are_not_continued(tmp_path: Path) -> None
     assert kept(path, {"a": 1}, "cpu") is not None and kept(tmp_path / "none.pt", {}, "cpu") is None
     with pytest.raises(FinetuneError, match=r"other settings \(a 1, now 2\): name another folder"):
         kept(path, {"a": 2}, "cpu")
-    assert kept(path, {"a": 1}, "cpu") is not None and not (tmp_path / "some.new").exists()
+    assert kept(path, {"a": 1}, "cpu") is not None and not (tmp_path / "some.partial").exists()
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(FinetuneError, match="is damaged .*: delete it"):
         kept(path, {"a": 1}, "cpu")
@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_model(
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(FinetuneError, match="make room"):
         keep(tmp_path / "some.pt", {"settings": {"a": 1}})
-    assert kept(tmp_path / "some.pt", {}, "cpu") is not None and not (tmp_path / "some.new").exists()
+    assert kept(tmp_path / "some.pt", {}, "cpu") is not None and not (tmp_path / "some.partial").exists()
     monkeypatch.setattr(model[1], "save_pretrained", no_room)  # after the weights
     with pytest.raises(FinetuneError, match="No space left on device.*make room"):
         save(*model, tmp_path / "model")

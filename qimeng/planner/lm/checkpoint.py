@@ -8,7 +8,6 @@ saved.
 from __future__ import annotations
 
 import json
-import os
 import random
 import warnings
 from collections import deque
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from qimeng.checkpoint import write_checkpoint
 from qimeng.envs.gym.observation import TEXTS
 from qimeng.errors import WeightsError
 from qimeng.planner.lm.reading import ReadObservation
@@ -80,15 +80,7 @@ def write_state(state: dict[str, Any], path: Path) -> None:
     Raises:
         WeightsError: it cannot be written.
     """
-    partial = path.with_suffix(".partial")
-    try:
-        torch.save(state, partial)
-        os.replace(partial, path)
-    except (OSError, RuntimeError) as error:  # PyTorch raises the latter on a full disk
-        partial.unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) else str(error).split("\n")[0]
-        text = f"{path} cannot be written ({reason}): make room on its disk, then run the same command again"
-        raise WeightsError(text) from error
+    write_checkpoint(state, path, WeightsError)
 
 
 def trained_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
