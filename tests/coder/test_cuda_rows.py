@@ -236,7 +236,7 @@ def test_a_program_with_cuda_stands_alone(folder: Path) -> None:
     schedule = default_schedule(plan, device_named("h200"))
     made = print_rows_cuda(plan, schedule, f"k{softmax.signature[:8]}")
     program = start.with_implementation(softmax.id, made)
-    assert "qimeng." not in program.source and "import triton" not in program.source
+    assert not re.search(r"(import|from) (qimeng|triton)", program.source)
     assert "pip install 'cuda-bindings>=13,<14'" in program.source.split('"""')[1]
     module = program.load()
     with pytest.raises(ValueError, match="made for an NVIDIA GPU, got tensors on cpu"):
