@@ -1,23 +1,20 @@
 """Whether two captured graphs are the same computation: with their shapes, or as operators and wiring alone.
 
-Deals in graphs. The structure ignores names, views, casts, numbers and the order of a sum's operands. A value that is
-read twice differs from two values. Knows nothing about where a graph comes from.
+Deals in graphs. The structure ignores names, views, casts, numbers, the order of a sum's operands, and in which of
+several ways an operator is written. A value that is read twice differs from two values. Knows nothing about where a
+graph comes from.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from qimeng.graph.opgraph import Node, OpGraph, Value, map_values
 from qimeng.graph.ops import VIEWS
-
-COMMUTATIVE = frozenset(
-    "aten.add aten.mul aten.maximum aten.minimum aten.eq aten.ne aten.logical_and aten.logical_or aten.bitwise_and "
-    "aten.bitwise_or".split()
-)
-"""Operators whose operands may change places."""
+from qimeng.planner.data.spelling import COMMUTATIVE, Call, Term, spelled
 
 PASSED_THROUGH = VIEWS | {"aten.clone", "aten._to_copy", "aten.contiguous"}
 """Operators that change how memory is read or held, not what is computed."""
@@ -38,6 +35,9 @@ class _Writer:
 
     def __init__(self, graph: OpGraph, shapes: bool):
         self.graph, self.shapes = graph, shapes
+        self._passed: dict[str, Value] = {}  # nodes that pass a value through
+        self._reads: dict[str, tuple[Value, ...]] = {}  # operands that may change places are sorted
+        self._labels: dict[str, str] = {}
         self._trees: dict[str, str] = {}
         self._numbers: dict[str, int] = {}
         self._lines: list[str] = []
@@ -45,39 +45,62 @@ class _Writer:
     def digest(self) -> str:
         results = [o for o in self.graph.outputs if isinstance(o, Value)]
         for name in self.graph.nodes:  # in topological order, so that what a node reads has its tree already
-            node = self.graph.nodes[name]
-            operands = [f"{self._trees[v.node]}.{v.port}" for v in self._operands(node)]
-            self._trees[name] = _hash(f"{self._label(node)}({','.join(operands)})")
+            term = self._term(self.graph.nodes[name])
+            if isinstance(term, Value):
+                self._passed[name] = term
+            else:
+                self._enter(name, term)
         ends = [self._number(v) for v in [*results, *(v for _, v in self.graph.mutations)]]
         return _hash("\n".join([*self._lines, f"return {ends}, {len(self.graph.mutations)} in place"]))
 
-    def _number(self, value: Value) -> str:
-        value = self._source(value)
-        if value.node not in self._numbers:
-            node = self.graph.nodes[value.node]
-            operands = self._operands(node)
-            if node.packet in COMMUTATIVE:
-                operands = sorted(operands, key=lambda v: (self._trees[v.node], v.port))
-            reads = [self._number(v) for v in operands]
-            self._numbers[value.node] = len(self._numbers)
-            self._lines.append(f"{self._label(node)}({','.join(reads)})")
-        return f"{self._numbers[value.node]}.{value.port}"
-
-    def _operands(self, node: Node) -> list[Value]:
-        return [self._source(v) for v in node.operands()]
+    def _term(self, node: Node) -> Term:
+        """What a node computes; a value where it passes one through."""
+        if self.shapes:
+            return Call(self._label(node), node.operands(), node.packet in COMMUTATIVE)
+        if node.packet in PASSED_THROUGH and node.operands():
+            return self._source(node.operands()[0])
+        kwargs = tuple((key, map_values(v, self._source)) for key, v in node.kwargs)
+        return spelled(replace(node, args=map_values(node.args, self._source), kwargs=kwargs))
 
     def _source(self, value: Value) -> Value:
-        """What `value` reads where views are passed through."""
-        node = self.graph.nodes[value.node]
-        while not self.shapes and node.packet in PASSED_THROUGH and node.operands():
-            value = node.operands()[0]
-            node = self.graph.nodes[value.node]
-        return value
+        """What `value` is where it is passed through."""
+        return self._passed.get(value.node, value)
+
+    def _enter(self, name: str, call: Call) -> None:
+        """Take a call in under a name, and the calls that it reads under others."""
+        values: list[Value] = []
+        for place, operand in enumerate(call.operands):
+            if not isinstance(operand, Value):
+                self._enter(f"{name}/{place}", operand)
+                operand = Value(f"{name}/{place}")
+            values.append(operand)
+        in_order = sorted(values, key=self._tree) if call.commutes else values
+        self._labels[name], self._reads[name] = call.label, tuple(in_order)
+        trees = map(self._tree, values if self.shapes else in_order)
+        self._trees[name] = _hash(f"{call.label}({','.join(trees)})")
+
+    def _tree(self, value: Value) -> str:
+        return f"{self._trees[value.node]}.{value.port}"
+
+    def _number(self, value: Value) -> str:
+        """The number of a value, after a line for each call that it needs, in the order in which they are reached."""
+        value = self._source(value)
+        waiting = [value.node]
+        while waiting:
+            name = waiting[-1]
+            missing = next((v.node for v in self._reads[name] if v.node not in self._numbers), None)
+            if missing is not None:
+                waiting.append(missing)
+                continue
+            waiting.pop()
+            if name not in self._numbers:
+                self._numbers[name] = len(self._lines)
+                reads = ",".join(f"{self._numbers[v.node]}.{v.port}" for v in self._reads[name])
+                self._lines.append(f"{self._labels[name]}({reads})")
+        return f"{self._numbers[value.node]}.{value.port}"
 
     def _label(self, node: Node) -> str:
         what = node.packet if node.kind == "op" else node.kind
-        if not self.shapes:
-            return what
         metas = [None if m is None else (m.shape, m.stride, m.dtype) for m in node.metas]
         kwargs = {k: map_values(v, lambda _: "value") for k, v in node.kwargs}
         plain = (map_values(node.args, lambda _: "value"), kwargs, node.literal)
@@ -96,4 +119,4 @@ def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-__all__ = ["COMMUTATIVE", "PASSED_THROUGH", "signature", "structure"]
+__all__ = ["PASSED_THROUGH", "signature", "structure"]
