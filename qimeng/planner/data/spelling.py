@@ -80,4 +80,4 @@ def spelled(node: Node) -> Term:
     return other or call(node.packet if node.kind == "op" else node.kind, *read)
 
 
-__all__ = ["COMMUTATIVE", "Call", "Term", "spelled"]
+__all__ = ["COMMUTATIVE", "Call", "Term", "call", "spelled"]
