@@ -56,8 +56,6 @@ def _check_context(device):
             f"made for calls outside of autocast: call it under torch.autocast({device.type!r}, enabled=False), or "
             "optimize a module that enters autocast in its own forward"
         )
-    if device.type == "meta":
-        raise ValueError("tensors on the meta device have no values: call the module that this program was made from")
     transform = None if torch.compiler.is_compiling() else torch._C._functorch.peek_interpreter_stack()
     if transform is not None and transform.key() == torch._C._functorch.TransformType.Vmap:
         raise ValueError(
@@ -156,6 +154,8 @@ def _check_device(device):
     \"\"\"Refuse tensors that no kernel of Triton's can reach.\"\"\"
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
         raise ValueError("made for a GPU, got tensors on cpu: move the module and its inputs there, as by .to('cuda')")
+    if device.type == "meta":
+        raise ValueError("tensors on the meta device have no values: call the module that this program was made from")
 
 """
 INTERPRETER = """

@@ -67,8 +67,7 @@ def test_tensors_without_values_are_refused(model: Any) -> None:
     with pytest.raises(ValueError, match="input 0: expected on cpu, got meta; give a tensor with values"):
         model(X.to("meta"))
     function = Program.start(capture_spec(KernelSpec.of(torch.sin, (X,)))).load().Model()
-    with pytest.raises(ValueError, match="no values: call the module that this program was made from"):
-        function(X.to("meta"))
+    assert function(X.to("meta")).is_meta, "PyTorch's own operators need none"
 
 
 @pytest.mark.filterwarnings("ignore")
