@@ -35,4 +35,17 @@ def write_checkpoint(state: Mapping[str, Any], path: Path, error: type[QimengErr
         raise error(text) from found
 
 
-__all__ = ["write_checkpoint"]
+def read_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
+    """What `write_checkpoint` wrote, with tensors on `device`.
+
+    Raises:
+        ValueError: the file is damaged, or cannot be read.
+    """
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # of many classes, by where the file is damaged
+        raise ValueError(f"the file cannot be read ({type(error).__name__}: {error})") from error
+    return state
+
+
+__all__ = ["read_checkpoint", "write_checkpoint"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from qimeng.checkpoint import write_checkpoint
+from qimeng.checkpoint import read_checkpoint, write_checkpoint
 from qimeng.finetune.weights import FinetuneError
 
 WARM, END = 0.05, 0.05
@@ -58,11 +58,10 @@ def kept(path: Path, settings: Mapping[str, Any], device: str) -> dict[str, Any]
     if not path.exists():
         return None
     try:
-        found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        before = dict(found["settings"])
-    except Exception as error:  # what reading bytes by chance raises has no common class
-        text = f"the checkpoint {path} is damaged ({type(error).__name__}): delete it, and the training begins anew"
-        raise FinetuneError(text) from error
+        found = read_checkpoint(path, device)
+    except ValueError as error:
+        raise FinetuneError(f"{path}: {error}: delete it, and the training begins anew") from error
+    before: Mapping[str, Any] = found.get("settings", {})
     names = [name for name in dict.fromkeys((*settings, *before)) if settings.get(name) != before.get(name)]
     if names:
         changed = ", ".join(f"{name} {before.get(name)}, now {settings.get(name)}" for name in names)

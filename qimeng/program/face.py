@@ -59,7 +59,7 @@ def _output_class(home, name, fields, kind):
             found = importlib.import_module(home)
             for part in name.split("."):
                 found = getattr(found, part)
-        except Exception:  # also a file that a sandbox does not let it read, and whatever that module raises
+        except (ImportError, AttributeError, OSError):  # the last where a sandbox does not let it read the file
             last = name.split(".")[-1]
             if kind == "named":
                 found = collections.namedtuple(last, fields)

@@ -92,6 +92,7 @@ def register_weights(word: str, make: Maker, example: str = "") -> None:
 def unregister_weights(word: str) -> None:
     """Take a form away again (for tests and notebooks)."""
     _MAKERS.pop(word, None)
+    _EXAMPLES.pop(word, None)
     _FOUND_ANYWHERE.discard(("weights", word))
 
 
@@ -119,7 +120,7 @@ def weight_form(text: str) -> WeightForm:
     word, _, rest = str(text).partition(":")
     _take_installed()
     if word not in _MAKERS:
-        known = ", ".join(_EXAMPLES[word] for word in sorted(_MAKERS))
+        known = ", ".join(_EXAMPLES.get(word, word) for word in sorted(_MAKERS))
         raise SpecError(f"weights={text!r}: no such form of weights; known: {known}")
     return _made("weights", word, rest, _MAKERS[word], WeightForm)
 

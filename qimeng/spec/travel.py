@@ -9,7 +9,8 @@ import copyreg
 import inspect
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -46,22 +47,27 @@ def _dumps_by_value(thing: Any, homes: Sequence[ModuleType]) -> bytes:
 
     Where something of those cannot be pickled, they are left to be imported.
     """
+    try:
+        with _by_value(_with_imported(homes)):
+            return _dumps(thing)
+    except Exception:  # noqa: BLE001  users' reducers raise anything; what is raised without these modules is told
+        with _by_value([m for m in homes if m.__name__ != "__main__" and not is_shared(m)]):
+            return _dumps(thing)
+
+
+@contextmanager
+def _by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
+    """In the block, what these modules define is pickled itself, not by its name."""
     import cloudpickle
 
-    alone = [m for m in homes if m.__name__ != "__main__" and not is_shared(m)]
-    for modules in (_with_imported(homes), alone):
-        chosen = [m for m in modules if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+    chosen = [m for m in modules if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+    for m in chosen:
+        cloudpickle.register_pickle_by_value(m)
+    try:
+        yield
+    finally:
         for m in chosen:
-            cloudpickle.register_pickle_by_value(m)
-        try:
-            return _dumps(thing)
-        except Exception:  # the user's own reducers may raise anything
-            if modules is alone:
-                raise
-        finally:
-            for m in chosen:
-                cloudpickle.unregister_pickle_by_value(m)
-    raise AssertionError("unreachable")
+            cloudpickle.unregister_pickle_by_value(m)
 
 
 def _dumps(thing: Any) -> bytes:

@@ -182,7 +182,7 @@ def test_checkpoints_of_other_settings_are_not_continued(tmp_path: Path) -> None
         kept(path, {"a": 2}, "cpu")
     assert kept(path, {"a": 1}, "cpu") is not None and not (tmp_path / "some.partial").exists()
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(FinetuneError, match="is damaged .*: delete it"):
+    with pytest.raises(FinetuneError, match="cannot be read .*: delete it"):
         kept(path, {"a": 1}, "cpu")
 
 

@@ -57,12 +57,10 @@ def _added(label: str) -> Callable[..., Term]:
 
 SPELLED: Mapping[str, Callable[..., Term | None]] = {
     "aten.clamp": _clamp,
-    "aten.clamp_min": _clamp,
     "aten.silu": lambda node, x: call("aten.mul", x, call("aten.sigmoid", x)),
     "aten.linear": _linear,
     "aten.addmm": _added("aten.mm"),
     "aten.baddbmm": _added("aten.bmm"),
-    "aten.square": lambda node, x: call("aten.pow", x),
 }
 """How operators are written by others; None where one is not."""
 

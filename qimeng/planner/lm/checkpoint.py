@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from qimeng.checkpoint import write_checkpoint
+from qimeng.checkpoint import read_checkpoint, write_checkpoint
 from qimeng.envs.gym.observation import TEXTS
 from qimeng.errors import WeightsError
 from qimeng.planner.lm.reading import ReadObservation
@@ -110,11 +110,7 @@ def read_state(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is damaged.
     """
-    try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many classes, by where the file is damaged
-        raise ValueError(f"the file cannot be read ({type(error).__name__}: {error})") from error
-    return state
+    return read_checkpoint(path)
 
 
 def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> tuple[Any, dict[str, torch.Tensor] | None]:

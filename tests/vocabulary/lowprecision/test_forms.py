@@ -256,3 +256,12 @@ def test_weights_that_are_not_finite_are_refused(weights: str, value: float) -> 
     layer[0].weight.data[3, 4] = value
     with pytest.raises(SpecError, match="0.weight holds NaN or infinity; declared weights must be finite"):
         KernelSpec.from_module(layer, (torch.randn(2, 32),), weights=weights).check()
+
+
+def test_forms_of_another_process_are_among_those_that_are_known() -> None:
+    declared.take_makers({"weights": {"elsewhere": lambda rest: weight_form("int8")}})
+    try:
+        with pytest.raises(SpecError, match="no such form of weights; known: .*elsewhere"):
+            weight_form("nowhere")
+    finally:
+        unregister_weights("elsewhere")
