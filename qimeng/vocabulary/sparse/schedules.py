@@ -153,8 +153,7 @@ def _single(plan: SparsePlan) -> tuple[SparseSchedule, ...]:
     long = max(STEPS[0], min(power_of_two(each), STEPS[1], VALUES // high))
     shapes = [(high, long, 4), (high, max(STEPS[0], long // 2), 2), (max(1, high // 2), long, 4), (high, long, 1)]
     gathered = [SparseSchedule(block_m=m, block_n=1, block_k=k, warps=w, stages=2) for m, k, w in shapes]
-    last = gathered[2] if rows <= SOME else _by_depth(plan)[0]
-    made = gathered if 1 < rows < TURNED else [*found, last]
+    made = gathered if 1 < rows < TURNED else [*found, gathered[2]] if rows <= SOME else found
     return tuple(dict.fromkeys(made))[:MAX_ALTERNATIVES]
 
 
@@ -326,8 +325,8 @@ DEPTH_SWEEP: tuple[Shape, ...] = (
     (128, 32, 32, 4, 3),
     (64, 32, 64, 4, 3),
 )
-"""Rows, columns and elements of a step, warps, stages, of elements by depth: reasoned, not swept. Wide tiles meet an
-activation more often."""
+"""Rows, columns and elements of a step, warps, stages, of elements by depth. Wide tiles meet an activation more
+often."""
 
 
 def _by_depth(plan: SparsePlan) -> tuple[SparseSchedule, ...]:
