@@ -176,13 +176,13 @@ class Kernels(Frame):
             blocks: rows and columns of a tile, where they are not the kernel's own.
         """
         rows, columns = blocks or ("BM", "BN")
-        group, lines, tile = self.schedule.group_m, [], "t"
+        group, lines, tile = self.schedule.group_m, list[str](), "t"
         if self.plan.batch or self.splits > 1:
             tile = "tile"
-            lines.append(f"tile = t % {gm * gn}")
-            if self.splits > 1:
-                lines.append(f"part = t // {gm * gn} % {self.splits}")
-            lines.append(f"z = t // {gm * gn * self.splits}")
+            sizes = {"tile": gm * gn, "part": self.splits, "z": self.plan.shape[0]}
+            # neighbours in memory are written at the same time, so that their lines leave the cache once
+            order = ("z", "tile", "part") if self.plan.interleaved else ("tile", "part", "z")
+            lines = _counted("t", {name: sizes[name] for name in order if name != "part" or self.splits > 1})
         if group > 1 and gm > 1 and gn > 1:
             return [
                 *lines,
@@ -192,6 +192,16 @@ class Kernels(Frame):
                 f"col0 = {tile} % {group * gn} // height * {columns}",
             ]
         return [*lines, f"row0 = {tile} // {gn} * {rows}", f"col0 = {tile} % {gn} * {columns}"]
+
+
+def _counted(number: str, sizes: Mapping[str, int]) -> list[str]:
+    """Lines that take a number apart into digits with these names and sizes, the fastest first."""
+    below, lines = 1, []
+    for place, (name, size) in enumerate(sizes.items(), 1):
+        digit = f"{number} // {below}" if below > 1 else number
+        lines.append(f"{name} = {digit}" + (f" % {size}" if place < len(sizes) else ""))
+        below *= size
+    return lines
 
 
 def _blocks(schedule: GemmSchedule) -> tuple[int, int]:

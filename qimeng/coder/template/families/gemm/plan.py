@@ -6,6 +6,7 @@ about schedules or kernel text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
@@ -146,6 +147,17 @@ class GemmPlan:
     def dtype(self) -> str:
         """The dtype of the operands."""
         return self.a.expr.dtype
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether neighbours in memory are results of different batch elements, as of a transposed convolution."""
+
+        def step(atoms: Atoms, steps: dict[int, int]) -> float:
+            some = (steps[a] for a in atoms if steps.get(a) and self.extent((a,)) > 1)
+            return min(some, default=math.inf)
+
+        tables = [self.nest.output_strides(i) for i in self.tiles]
+        return any(step(self.batch, t) < min(step(self.m, t), step(self.n, t)) for t in tables)
 
     def mode(self, mode: str) -> str:
         """The precision mode that the product is computed in where the spec's is `mode` (see `precision_of`)."""
