@@ -43,6 +43,9 @@ UNCHANGED = "this is the present code: nothing is changed; make the change that 
 BEGIN_S, EACH_S = 90.0, 60.0
 """Seconds that a judge may take to begin, and for each reply."""
 
+LEAST = 2
+"""Replies to one request that are worth a judge of their own, where there are more judges than requests."""
+
 UNKNOWN = "judge"
 """Failure of a reply that could not be judged."""
 
@@ -161,6 +164,9 @@ class JudgeGrader(Grader):
         processes: compilations at once.
         stop_at: the clock's time (`time.monotonic`) after which nothing is judged, and what is being judged is cut off:
             such replies do not count.
+
+    Attributes:
+        spent: seconds of the gates that need no GPU, and of judges, since the beginning.
     """
 
     def __init__(
@@ -175,6 +181,7 @@ class JudgeGrader(Grader):
         self._examples = {e.key: e for e in examples}
         self._pool, self._work, self._device = pool, work, device
         self._screens, self._stop_at = Screens(device, processes), stop_at
+        self.spent = {"screen_s": 0.0, "judge_s": 0.0}
         self._known: dict[tuple[str, str], Verdict] = {}
         self._parents: dict[str, float] = {}  # milliseconds of the program before, by example
         self._refused: dict[tuple[str, tuple[Message, ...]], Patch] = {}  # what a conversation goes on from
@@ -206,8 +213,12 @@ class JudgeGrader(Grader):
                 found[number] = Graded(0.0, False, failure="write coder", counted=False)
                 continue
             patches[number] = Read(request, patch, (answer.key, patch.alternatives[0].digest))
+        began = time.monotonic()
         self._screen(patches.values())
+        screened = time.monotonic()
         self._judge(patches.values())
+        self.spent["screen_s"] += screened - began
+        self.spent["judge_s"] += time.monotonic() - screened
         for number, read in patches.items():
             verdict = self._known.get(read.key, Verdict(UNKNOWN, counted=False))
             found[number] = self._graded(read, verdict)
@@ -225,24 +236,29 @@ class JudgeGrader(Grader):
                 new[read.key] = read.request, read.patch
         refusals = self._screens.refusals([(request.program, patch) for request, patch in new.values()])
         for key, refusal in zip(new, refusals, strict=True):
-            if refusal is not None and refusal.lasting:
+            if refusal is not None and (refusal.lasting or refusal.failure == "timeout"):
                 self._known[key] = Verdict(f"{refusal.gate.value} {refusal.failure}", refusal.error or "")
 
     def _judge(self, some: Iterable[Read]) -> None:
         """Verdicts of the judge, on what is not known yet."""
         new = {read.key: f"```python\n{read.source}```" for read in some if read.key not in self._known}
         order = sorted(new, key=lambda key: key[0])
-        groups = {name: list(keys) for name, keys in groupby(order, lambda key: key[0])}
-        questions = [
-            Question(self._examples[n], tuple(new[key] for key in keys), self._parents.get(n))
-            for n, keys in groups.items()
+        most = max(LEAST, -(-len(new) // sum(place.slots for place in self._pool.places)))
+        groups = [
+            some[n : n + most]
+            for some in (list(keys) for _, keys in groupby(order, lambda key: key[0]))
+            for n in range(0, len(some), most)
         ]
+        questions = {
+            Question(self._examples[name], tuple(new[key] for key in keys), self._parents.get(name)): keys
+            for keys in groups
+            for name in (keys[0][0],)
+        }
         if not questions:
             return
         limit_s = BEGIN_S + EACH_S * max(len(q.replies) for q in questions)
-        for outcome in self._pool.run(questions, self._work, limit_s, self._stop_at, self._stop_at):
-            keys = groups[outcome.task.example.key]
-            for key, verdict in zip(keys, outcome.result or (), strict=False):
+        for outcome in self._pool.run(list(questions), self._work, limit_s, self._stop_at, self._stop_at):
+            for key, verdict in zip(questions[outcome.task], outcome.result or (), strict=False):
                 if verdict.parent_ms:
                     self._parents[key[0]] = verdict.parent_ms
                 if verdict.counted:

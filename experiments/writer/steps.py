@@ -8,16 +8,14 @@ repeated: `data` begins anew, the others continue. The folder holds the examples
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.writer.examples import collect, units
 from experiments.writer.folder import ANSWERS, CODERS, JUDGED, LEARNT, PARTS, coders, read, requests, write
@@ -25,6 +23,7 @@ from qimeng.bench.environment import environment
 from qimeng.bench.gpus import gpu_places, visible_gpus
 from qimeng.bench.row import append_line
 from qimeng.device import target_device
+from qimeng.finetune.members import Member, together
 from qimeng.planner.data.generate import Bytes
 
 if TYPE_CHECKING:
@@ -116,25 +115,14 @@ def train(out: Path, how: Training, size: str = "small", now_minutes: float = 1e
     append_line(out / "training.jsonl", json.dumps(about))
     looked_at = [e for part in PARTS for e in requests(out, part, LOOKED_AT)]
     held_out = encoded(untrained, looked_at)
-    context = torch.multiprocessing.get_context("spawn")
-    stop, meeting = context.Event(), out.resolve() / f"meeting-{os.getpid()}"
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     run_s = 60 * now_minutes - (time.monotonic() - began)
-    source = (weights or untrained).resolve()
-    some = (count, meeting, stop, source, out.resolve(), rows, held_out, how, run_s)
-    if count > 1:
-        torch.multiprocessing.spawn(train_member, some, nprocs=count)
-    else:
-        train_member(0, *some)
-    meeting.unlink(missing_ok=True)
+    some = ((weights or untrained).resolve(), out.resolve(), rows, held_out, how, run_s)
+    together(train_member, "cuda" if count else "cpu", count, *some)
 
 
 def train_member(
-    rank: int,
-    count: int,
-    meeting: Path,
-    stop: Any,
+    member: Member,
+    stopped: Callable[[], bool],
     source: Path,
     out: Path,
     rows: Sequence[Row],
@@ -143,20 +131,15 @@ def train_member(
     run_s: float,
 ) -> None:
     """What one process does of the training."""
-    from experiments.writer.training import Member
     from experiments.writer.training import train as train_model
-
-    if count > 1:  # the first process says when to stop
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
 
     def tell(row: dict[str, float]) -> None:
         append_line(out / "training.jsonl", json.dumps(row))
         print(json.dumps(row), flush=True)
 
-    member = Member(f"cuda:{rank}" if count else "cpu", rank, max(count, 1), str(meeting))
-    target, stopped = out / "trained", stop.is_set
-    train_model(source, target, rows, how, held_out=held_out, member=member, run_s=run_s, stopped=stopped, on_row=tell)
+    train_model(
+        source, out / "trained", rows, how, held_out=held_out, member=member, run_s=run_s, stopped=stopped, on_row=tell
+    )
 
 
 def answer(

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import sdpa_kernel
 
 from experiments.writer.model import Row
 from qimeng.finetune import progress
+from qimeng.finetune.kernels import ANY_LENGTH
+from qimeng.finetune.members import Member
 
 TOGETHER = 8
 """Updates between two looks at the clock, which all GPUs take together."""
@@ -51,43 +54,6 @@ class Training:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Member:
-    """One process of those that train together: number `rank` of `count`, with a device of its own.
-
-    Raises:
-        RuntimeError: the others cannot be reached.
-    """
-
-    device: str = "cpu"
-    rank: int = 0
-    count: int = 1
-    meeting: str = ""
-
-    def join(self) -> None:
-        """Meet the others, who come to the file `meeting`."""
-        on_gpu = self.device.startswith("cuda")
-        if on_gpu:
-            torch.cuda.set_device(self.device)
-        if self.count > 1:
-            torch.distributed.init_process_group(
-                "nccl" if on_gpu else "gloo", f"file://{self.meeting}", rank=self.rank, world_size=self.count
-            )
-
-    def leave(self) -> None:
-        """Part from the others."""
-        if self.count > 1:
-            torch.distributed.destroy_process_group()
-
-    def shared(self, value: float) -> float:
-        """What the first member says."""
-        if self.count == 1:
-            return value
-        told = torch.tensor([value], dtype=torch.float64, device=self.device)
-        torch.distributed.broadcast(told, 0)
-        return float(told.item())
-
-
 class Scores(torch.nn.Module):
     """A language model that is asked at some places only, which saves most of the memory of training.
 
@@ -102,7 +68,8 @@ class Scores(torch.nn.Module):
     def forward(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Logits of the tokens after `places`, which count through `ids` (batch x length) row by row."""
         # rows are padded on the right, where nothing that is scored looks: no mask, so that attention is plain causal
-        hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
+        with sdpa_kernel(ANY_LENGTH):
+            hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
         scores: torch.Tensor = self.model.lm_head(hidden.flatten(0, 1)[places])
         return scores
 
@@ -145,7 +112,6 @@ def train(
     began, device, kind = time.monotonic(), member.device, member.device.partition(":")[0]
     model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa")
     model.to(device).train()
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each length of a batch: two thirds of a step
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=how.rate, betas=(0.9, 0.95), weight_decay=0.1, fused=kind == "cuda"
     )
@@ -272,4 +238,4 @@ def _keep(path: Path, model: Any, optimizer: Any, settings: Figures, state: Figu
     progress.keep(path, parts)
 
 
-__all__ = ["Member", "Scores", "Training", "looked_at", "train"]
+__all__ = ["Scores", "Training", "looked_at", "train"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
@@ -28,6 +28,7 @@ from qimeng.bench.pool import Pool
 from qimeng.bench.row import append_line
 from qimeng.coder.llm.chat import Message
 from qimeng.finetune.conversations import encoded
+from qimeng.finetune.members import Member, together
 from qimeng.finetune.progress import fingerprint
 from qimeng.finetune.rl import Rl, reinforce
 from qimeng.finetune.rollout import Asked, Trajectory, rollout
@@ -46,14 +47,14 @@ def place() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def loaded(name: str | Path, rank: int, seed: int = 0, mixed: bool = True) -> tuple[Any, Any]:
+def loaded(name: str | Path, rank: int, seed: int = 0, mixed: bool = True, device: str = "") -> tuple[Any, Any]:
     """Model and tokenizer, to be trained: with an adapter of this rank beside weights in bfloat16, or whole for 0.
 
     Without `mixed` weights are in float32 all the same.
     """
-    kind = place()
-    dtype = torch.bfloat16 if mixed and rank and kind == "cuda" else torch.float32
-    model, tokenizer = load(name, dtype, kind)
+    device = device or place()
+    dtype = torch.bfloat16 if mixed and rank and device.startswith("cuda") else torch.float32
+    model, tokenizer = load(name, dtype, device)
     return adapted(model, rank, seed), tokenizer
 
 
@@ -68,16 +69,35 @@ def sft(out: Path, model: str, how: Sft, rank: int = 16, now_minutes: float = 1e
         now_minutes: of this run.
         target: folder in `out` of the trained model.
     """
-    began = time.monotonic()
+    began = time.time()
     check_data(out)
     _pretrained(out, model)
-    lm, tokenizer = loaded(out / PRETRAINED, rank, how.seed)
+    settings = {**asdict(how), "rank": rank, "model": model, "target": target, "gpus": torch.cuda.device_count()}
+    tell = _teller(out / "tuning.jsonl", settings)
+    until = began + 60 * now_minutes
+    together(_sft_member, place(), torch.cuda.device_count(), out, how, rank, target, until, tell)
+
+
+def _sft_member(
+    member: Member,
+    stopped: Callable[[], bool],
+    out: Path,
+    how: Sft,
+    rank: int,
+    target: str,
+    until: float,
+    tell: Callable[[Mapping[str, float]], None],
+) -> None:
+    """What one process does of the fine-tuning, `until` a time of the clock on the wall."""
+    member.join()
+    lm, tokenizer = loaded(out / PRETRAINED, rank, how.seed, device=member.device)
     rows = encoded(tokenizer, [said(e) for e in read(out, LEARNT)])
     held_out = encoded(tokenizer, [said(e) for part in PARTS for e in requests(out, part, LOOKED_AT)])
-    tell = _teller(out / "tuning.jsonl", {**asdict(how), "rank": rank, "model": model, "target": target})
-    run_s = 60 * now_minutes - (time.monotonic() - began)
-    fine_tune(lm, rows, how, out / target, held_out=held_out, run_s=run_s, on_row=tell)
-    save(lm, tokenizer, out / target)
+    some: dict[str, Any] = {"held_out": held_out, "member": member, "stopped": stopped, "on_row": tell}
+    fine_tune(lm, rows, how, out / target, run_s=until - time.time(), **some)
+    if member.rank == 0:
+        save(lm, tokenizer, out / target)
+    member.leave()
 
 
 def check_data(out: Path) -> None:
@@ -169,7 +189,8 @@ def rl(
         stop_at = time.monotonic() + min(run_s, how.seconds)
         grader = JudgeGrader(examples, target_of(device), pool, partial(verdicts, device=device), stop_at=stop_at)
         questions = [Asked(e.key, e.messages) for e in examples]
-        reinforce(lm, tokenizer, questions, grader, how, out / target, run_s=run_s, on_row=tell, on_trajectories=keep)
+        some: dict[str, Any] = {"run_s": run_s, "on_row": lambda row: tell({**row, **grader.spent})}
+        reinforce(lm, tokenizer, questions, grader, how, out / target, on_trajectories=keep, **some)
     save(lm, tokenizer, out / target)
 
 
@@ -244,7 +265,8 @@ def turns(
                             row = Conversation.of(writer, part, example, number % group, one, where, settings)
                             append_line(file, row.to_json())
                     cut = f", {len(late)} of them cut off" if late else ""
-                    print(f"{writer}: {len(some)} of {len(left)} requests{cut}", flush=True)
+                    spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in grader.spent.items())
+                    print(f"{writer}: {len(some)} of {len(left)} requests{cut}; {spent}", flush=True)
                 del lm, sampler
     finally:  # whatever ends it, what is there is shown
         print(turns_table(read_conversations(file)), end="", flush=True)
@@ -272,12 +294,12 @@ def _pool(jobs: int) -> Pool:
 def _teller(path: Path, settings: Mapping[str, Any], device: str | None = None) -> Any:
     """Writes settings, then figures, to a file and to the screen."""
     append_line(path, json.dumps({**settings, "environment": asdict(environment(target_of(device)))}))
+    return partial(_tell, path)
 
-    def tell(row: Mapping[str, float]) -> None:
-        append_line(path, json.dumps(dict(row)))
-        print(json.dumps({name: round(value, 4) for name, value in row.items()}), flush=True)
 
-    return tell
+def _tell(path: Path, row: Mapping[str, float]) -> None:
+    append_line(path, json.dumps(dict(row)))
+    print(json.dumps({name: round(value, 4) for name, value in row.items()}), flush=True)
 
 
 __all__ = [

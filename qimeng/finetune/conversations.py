@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import sdpa_kernel
 
 from qimeng.coder.llm.chat import Message
+from qimeng.finetune.kernels import ANY_LENGTH, exact_logits
 from qimeng.finetune.weights import FinetuneError
 
 
@@ -118,7 +120,10 @@ class Batch:
 
     def to(self, device: str | torch.device) -> Batch:
         """The same on a device."""
-        return Batch(*(t.to(device, non_blocking=True) for t in (self.ids, self.places, self.wanted, self.owner)))
+        parts = [self.ids, self.places, self.wanted, self.owner]
+        if torch.device(device).type == "cuda":  # what is not pinned is copied once the GPU has nothing else to do
+            parts = [part.pin_memory() for part in parts]
+        return Batch(*(part.to(device, non_blocking=True) for part in parts))
 
 
 def batch_of(rows: Sequence[Row], numbers: Sequence[int]) -> Batch:
@@ -166,20 +171,21 @@ def _alike(rows: Sequence[Row], numbers: Sequence[int], tokens: int) -> list[lis
     return found
 
 
-def reply_logits(model: Any, batch: Batch, mixed: bool = True) -> torch.Tensor:
+def reply_logits(model: Any, batch: Batch, mixed: bool = True, exact: bool = False) -> torch.Tensor:
     """Logits of the tokens after the batch's places (n x vocabulary, float32).
 
     Args:
         model: a causal language model of `transformers`, with or without an adapter; on the batch's device.
         batch: what it reads.
         mixed: whether a GPU computes in bfloat16 whatever the weights are; else in the weights' own dtype.
+        exact: whether the last layer computes in float32 all the same (`qimeng.finetune.kernels`).
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     kind, head = batch.ids.device.type, base.get_output_embeddings()
-    with torch.autocast(kind, torch.bfloat16, enabled=mixed and kind == "cuda"):
+    with torch.autocast(kind, torch.bfloat16, enabled=mixed and kind == "cuda"), sdpa_kernel(ANY_LENGTH):
         read = base.base_model(input_ids=batch.ids, use_cache=False)
         hidden = read.last_hidden_state.flatten(0, 1)[batch.places]
-        logits: torch.Tensor = head(hidden.to(head.weight.dtype))
+        logits: torch.Tensor = exact_logits(head, hidden) if exact else head(hidden.to(head.weight.dtype))
     return logits.float()
 
 
@@ -205,7 +211,9 @@ def check_head(model: Any) -> None:
         raise FinetuneError(f"{what} scale or cap the scores of tokens, which training does not follow: take another")
 
 
-def log_probabilities(model: Any, batch: Batch, temperature: float = 1.0, mixed: bool = True) -> torch.Tensor:
+def log_probabilities(
+    model: Any, batch: Batch, temperature: float = 1.0, mixed: bool = True, exact: bool = False
+) -> torch.Tensor:
     """Log-probability of each wanted token (n, float32).
 
     Args:
@@ -213,8 +221,9 @@ def log_probabilities(model: Any, batch: Batch, temperature: float = 1.0, mixed:
         batch: what it reads.
         temperature: that tokens are sampled with; logits are divided by it.
         mixed: as for `reply_logits`.
+        exact: as for `reply_logits`.
     """
-    logits = reply_logits(model, batch, mixed) / temperature
+    logits = reply_logits(model, batch, mixed, exact) / temperature
     return -torch.nn.functional.cross_entropy(logits, batch.wanted, reduction="none")
 
 

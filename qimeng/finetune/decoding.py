@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.attention import sdpa_kernel
 
+from qimeng.finetune.kernels import ANY_LENGTH, exact_logits
 from qimeng.finetune.weights import FinetuneError
 
 LOOK = 16
@@ -174,8 +176,7 @@ class Decoder:
 
     def _chosen(self, hidden: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens drawn after `hidden` (n x width), and their log-probabilities."""
-        logits = self._head(hidden.to(self._head.weight.dtype)).float()
-        scores = (logits / (self.temperature or 1.0)).log_softmax(-1)
+        scores = (exact_logits(self._head, hidden) / (self.temperature or 1.0)).log_softmax(-1)
         token = (scores - noise.log()).argmax(-1)
         return token, scores.gather(1, token[:, None])[:, 0]
 
@@ -270,7 +271,8 @@ def _attention(
     rows, heads, tokens, width = query.shape
     attend = torch.nn.functional.scaled_dot_product_attention
     if tokens > 1:
-        found = attend(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+        with sdpa_kernel(ANY_LENGTH):
+            found = attend(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
     else:
         grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], width)
         found = attend(grouped, key, value, attn_mask=attention_mask, scale=scaling).reshape(rows, heads, 1, width)

@@ -283,7 +283,8 @@ def _old(model: Any, rows: Sequence[Row], how: Rl) -> list[torch.Tensor]:
     with torch.no_grad():
         for numbers in batches(rows, how.tokens):
             batch = batch_of(rows, numbers).to(device)
-            each, owner = log_probabilities(model, batch, how.temperature, how.mixed).cpu(), batch.owner.cpu()
+            each = log_probabilities(model, batch, how.temperature, how.mixed, exact=True).cpu()
+            owner = batch.owner.cpu()
             found |= {n: each[owner == n] for n in numbers}
     return [found[n] for n in range(len(rows))]
 
@@ -299,7 +300,8 @@ def _step(
         batch = batch_of(rows, numbers).to(device)
         old = torch.cat([some[n][1] for n in numbers]).to(device)
         gains = torch.tensor([sample.advantage for sample, _ in some], device=device, dtype=torch.float32)[batch.owner]
-        new, mask = log_probabilities(model, batch, how.temperature, how.mixed), torch.ones_like(old)
+        new = log_probabilities(model, batch, how.temperature, how.mixed, exact=True)
+        mask = torch.ones_like(old)
         part = policy_loss(new, old, gains, mask, how.low, how.high) * (len(old) / total)
         part.backward()
         loss += part.item()

@@ -21,8 +21,12 @@ from qimeng.program.program import Program
 GATES = (ALLOWED_TEXT, Compiles(first_launch=True), LAUNCHES_KERNELS, FitsDevice(few_spills=False))
 
 
+COMPILE_S = 30.0
+"""Seconds of a compilation. A kernel of usual length takes five; what an untrained writer says may take an hour."""
+
+
 class Screens:
-    """Asks the gates that need no GPU, of many patches together.
+    """Asks the gates that need no GPU, of many patches together. What takes too long to compile is refused for good.
 
     Args:
         device: what kernels are compiled for.
@@ -32,7 +36,9 @@ class Screens:
 
     def __init__(self, device: Device, processes: int | None = None, sandbox: str = DEFAULT):
         self.device, self.sandbox = device, sandbox
-        self._compilers = Compilers(shared_server(), device, None, processes, sandbox=sandbox)
+        self._compilers = Compilers(
+            shared_server(), device, None, processes, COMPILE_S, sandbox=sandbox, forgiving=False
+        )
 
     def refusals(self, some: Sequence[tuple[Program, Patch]]) -> list[Evaluation | None]:
         """For each program and patch the refusal of the first gate that no alternative passes; None where one passes.

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from qimeng.finetune.conversations import (
+    Batch,
     Row,
     batch_of,
     batches,
@@ -25,10 +26,14 @@ from qimeng.finetune.conversations import (
     reply_logits,
     rows_that_fit,
 )
+from qimeng.finetune.members import Member
 from qimeng.finetune.progress import adamw, fingerprint, keep, kept, put, schedule
 from qimeng.finetune.weights import FinetuneError, trained
 
 CHECKPOINT = "sft.pt"
+
+TOGETHER = 8
+"""Updates between two looks at the clock, which several members take together."""
 
 Figures = dict[str, float]
 
@@ -65,11 +70,15 @@ def fine_tune(
     folder: Path,
     *,
     held_out: Sequence[Row] = (),
+    member: Member = Member(),  # noqa: B008
     run_s: float = math.inf,
     stopped: Callable[[], bool] = lambda: False,
     on_row: Callable[[Mapping[str, float]], None] = lambda row: None,
 ) -> Figures:
     """Train what is trainable of `model`, in place; the last row of figures.
+
+    With several members each learns from batches of its own, and gradients are averaged: all have the same weights.
+    Only the first keeps checkpoints, looks at what is held out, and is listened to.
 
     Figures: ``step``, ``loss`` (mean since the last row), ``tokens_per_s``, ``seconds``, and of what is held out
     ``held_loss`` (a token) and ``held_exact`` (share of replies each of whose tokens is the likeliest).
@@ -80,6 +89,7 @@ def fine_tune(
         how: for how long, and how.
         folder: where the checkpoint is.
         held_out: what it is looked at with, at the end.
+        member: which of several processes this is; it has joined the others. `model` is on its device.
         run_s: seconds of this run; what is left is for another one.
         stopped: whether to end this run early.
         on_row: told figures every 20 updates and at the end.
@@ -97,14 +107,10 @@ def fine_tune(
     optimizer = adamw(weights.values(), how.rate)
     settings = {**asdict(how), "rows": len(fitting), "trained": sum(p.numel() for p in weights.values())}
     settings["model_and_data"] = fingerprint(model, *(row.ids for row in fitting))
-    each = len(batches(fitting, how.tokens))
+    settings["members"] = member.count
+    each = -(-len(batches(fitting, how.tokens)) // member.count)
     last = max(1, round(how.epochs * each))
-    state: dict[str, Any] = {"step": 0, "seconds": 0.0, "tokens": 0}
-    found = kept(folder / CHECKPOINT, settings, str(device))
-    if found is not None:
-        put(weights, found["weights"])
-        optimizer.load_state_dict(found["optimizer"])
-        state = found["state"]
+    state = _resumed(kept(folder / CHECKPOINT, settings, str(device)), weights, optimizer)
     model.train()
     step, before, tokens, saved = state["step"], state["seconds"], state["tokens"], time.monotonic()
     figures, losses = Figures(examples=float(len(fitting)), step=float(step)), list[torch.Tensor]()
@@ -126,31 +132,59 @@ def fine_tune(
         on_row(figures)
 
     try:
-        for numbers in _order(fitting, how, step):
-            if step >= last or seconds() >= how.seconds or time.monotonic() - began >= run_s or stopped():
+        spent, first = 0.0, member.rank == 0
+        for batches_of_all in _order(fitting, how, step, member.count):
+            if member.count == 1 or step % TOGETHER == 0:
+                over = seconds() >= how.seconds or time.monotonic() - began >= run_s or stopped()
+                spent = member.shared(-1.0 if over else seconds() / how.seconds)
+            if step >= last or spent < 0:
                 break
             for group in optimizer.param_groups:
-                group["lr"] = how.rate * schedule(max(step / last, seconds() / how.seconds))
-            batch = batch_of(fitting, numbers).to(device)
-            loss = -log_probabilities(model, batch).mean()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(weights.values(), how.clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            losses.append(loss.detach())
-            step, tokens = step + 1, tokens + sum(len(fitting[n].ids) for n in numbers)
-            if step % 20 == 0:
+                group["lr"] = how.rate * schedule(max(step / last, spent))
+            batch = batch_of(fitting, batches_of_all[member.rank]).to(device)
+            total = sum(len(fitting[n].reply) for some in batches_of_all for n in some)
+            losses.append(_update(model, optimizer, batch, total, how.clip, member))
+            step, tokens = step + 1, tokens + sum(len(fitting[n].ids) for some in batches_of_all for n in some)
+            if first and step % 20 == 0:
                 tell(seconds())
-            if time.monotonic() - saved > how.keep_s:
+            if first and time.monotonic() - saved > how.keep_s:
                 save(seconds())
                 saved = time.monotonic()
     finally:  # also where Ctrl-C or a signal ends it
-        spent = seconds()
-        save(spent)
-    if held_out:
+        ended = seconds()
+        if member.rank == 0:
+            save(ended)
+    if first and held_out:
         figures |= looked_at(model, held_out, how.length)
-    tell(spent)
+    if first:
+        tell(ended)
     return figures
+
+
+def _resumed(
+    found: Mapping[str, Any] | None, weights: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """The state that a checkpoint holds, after its weights are put where they belong; that of a beginning without."""
+    if found is None:
+        return {"step": 0, "seconds": 0.0, "tokens": 0}
+    put(weights, found["weights"])
+    optimizer.load_state_dict(found["optimizer"])
+    state: dict[str, Any] = found["state"]
+    return state
+
+
+def _update(
+    model: Any, optimizer: torch.optim.Optimizer, batch: Batch, total: int, clip: float, member: Member
+) -> torch.Tensor:
+    """One step of the optimizer, for the mean over the `total` tokens of all members; the loss of this one's batch."""
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    each = -log_probabilities(model, batch)
+    (each.sum() * (member.count / total)).backward()
+    member.average(weights)
+    torch.nn.utils.clip_grad_norm_(weights, clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return each.detach().mean()
 
 
 def looked_at(model: Any, rows: Sequence[Row], length: int) -> Figures:
@@ -170,17 +204,18 @@ def looked_at(model: Any, rows: Sequence[Row], length: int) -> Figures:
     return {"held_loss": total / max(count, 1), "held_exact": exact / max(len(fitting), 1)}
 
 
-def _order(rows: Sequence[Row], how: Sft, first: int) -> Iterator[list[int]]:
-    """Rows of each update, from number `first` on; rows meet others in each pass; no end."""
+def _order(rows: Sequence[Row], how: Sft, first: int, count: int) -> Iterator[list[list[int]]]:
+    """Rows of each update and member, from number `first` on; rows meet others in each pass; no end."""
     passed, epoch = 0, 0
     while True:
         rng = random.Random(f"{how.seed}/{epoch}")
         numbers = rng.sample(range(len(rows)), len(rows))
         some = [[numbers[n] for n in batch] for batch in batches([rows[n] for n in numbers], how.tokens)]
         rng.shuffle(some)
-        for batch in some:
+        some += [some[n % len(some)] for n in range(-len(some) % count)]
+        for start in range(0, len(some), count):
             if passed >= first:
-                yield batch
+                yield some[start : start + count]
             passed += 1
         epoch += 1
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import cloudpickle
 
-from qimeng.bench.pool import Outcome
+from qimeng.bench.pool import Outcome, Place
 
 
 class Inline:
     """What `qimeng.bench.pool.Pool` is to those that use it; what the work raises is a failure."""
 
-    def __init__(self, places: object = ()):
-        pass
+    def __init__(self, places: Sequence[Place] = ()):
+        self.places = tuple(places) or (Place(),)
 
     def __enter__(self) -> Inline:
         return self

@@ -25,6 +25,7 @@ from qimeng.finetune.conversations import (
     reply_logits,
     rows_that_fit,
 )
+from qimeng.finetune.members import Member, together
 from qimeng.finetune.progress import fingerprint, keep, kept
 from qimeng.finetune.sft import Sft, fine_tune, looked_at
 from qimeng.finetune.weights import ADAPTER, SMOL, FinetuneError, adapted, load, load_adapted, save, tiny, trained
@@ -281,3 +282,25 @@ def test_the_pretrained_model_is_read_and_saved(tmp_path: Path) -> None:
     again, _ = load(tmp_path, torch.bfloat16)
     with torch.no_grad():
         assert torch.allclose(log_probabilities(again, batch), before, atol=0.1)
+
+
+def taught(member: Member, stopped: Any, folder: Path, parts: int) -> None:
+    """A member of a training: what it has learnt in the end, as a file with its number."""
+    member.join()
+    lm, tokenizer = tiny([m.text for pair in PAIRS for m in pair])
+    rows = encoded(tokenizer, PAIRS)
+    how = Sft(epochs=4, tokens=len(rows) // parts * max(len(row.ids) for row in rows), rate=1e-2)
+    fine_tune(lm, rows, how, folder / str(parts), member=member, stopped=stopped)
+    likely = log_probabilities(lm, batch_of(rows, range(len(rows))))
+    torch.save((dict(lm.named_parameters()), likely), folder / f"{parts}-{member.rank}.pt")
+    member.leave()
+
+
+def test_two_members_learn_what_one_learns_with_batches_twice_as_large(tmp_path: Path) -> None:
+    together(taught, "cpu", 1, tmp_path, 1)
+    together(taught, "cpu", 2, tmp_path, 2)
+    (_, one), (first, both), (second, _) = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert torch.allclose(both, one, atol=1e-2)
+    with pytest.raises(FinetuneError, match="members 2, now 1"):
+        taught(Member(), lambda: False, tmp_path, 2)

@@ -54,7 +54,7 @@ def job_of(region: Region, implementation: Implementation) -> Job:
 
 
 class Compilers:
-    """Compiles the generated kernels of programs for one device, and caches all results except accidents.
+    """Compiles the generated kernels of programs for one device, and caches results.
 
     Args:
         server: starts the processes.
@@ -65,6 +65,7 @@ class Compilers:
         threads: processes at a time; the number of cores by default.
         timeout_s: seconds that one job may take.
         sandbox: level of the processes' sandbox; see `ForkServer.start`.
+        forgiving: whether what was refused by accident, such as for lack of time, is compiled again when asked again.
     """
 
     def __init__(
@@ -75,8 +76,9 @@ class Compilers:
         threads: int | None = None,
         timeout_s: float = COMPILE_SECONDS,
         sandbox: str = DEFAULT,
+        forgiving: bool = True,
     ):
-        self.sandbox = sandbox
+        self.sandbox, self._forgiving = sandbox, forgiving
         if cache is None and sandbox == "full":  # as long as the server lives, its evaluators need not compile again
             cache = str(server.folder / "compiled")
         self.server, self.device, self.cache, self.timeout_s = server, device, cache, timeout_s
@@ -98,7 +100,8 @@ class Compilers:
                         jobs.setdefault(key, job_of(region, implementation))
         made = dict(zip(jobs, self.compile(list(jobs.values())), strict=True))
         found = self._known | made
-        self._known |= {key: c for key, c in made.items() if c.failure is None or c.failure in LASTING}
+        known = {k: c for k, c in made.items() if not self._forgiving or c.failure is None or c.failure in LASTING}
+        self._known |= known
         return [{signature: found[key] for signature, key in table.items()} for table in tables]
 
     def compile(self, jobs: Sequence[Job]) -> list[Compiled]:

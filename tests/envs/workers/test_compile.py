@@ -114,10 +114,12 @@ def test_a_compilation_that_ran_out_of_time_is_tried_again(server, tmp_path):
     flag = tmp_path / "free"
     text = job(after=f"\nimport os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.05)\n")
     program = program.with_implementation(program.regions[0].id, text.implementation)
-    compilers = Compilers(server, H200, str(tmp_path), 2, timeout_s=3.0)
-    (first,) = compilers.programs([program])
-    assert [c.failure for c in first.values()] == ["timeout"]
+    compilers, strict = (Compilers(server, H200, str(tmp_path), 2, 3.0, forgiving=f) for f in (True, False))
+    for some in (compilers, strict):
+        (first,) = some.programs([program])
+        assert [c.failure for c in first.values()] == ["timeout"]
     flag.touch()
+    assert strict.programs([program]) == [first], "where nobody may wait twice, it is refused for good"
     compilers.timeout_s = 60.0
     (second,) = compilers.programs([program])
     assert [c.error for c in second.values()] == [None]

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from experiments.writer import grading
 from experiments.writer.edits import edits_of
 from experiments.writer.examples import Draw, Example, examples_of
 from experiments.writer.grading import JudgeGrader, Question, Verdict, own_share, verdicts
+from qimeng.bench.pool import Place
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs.steps.task import Task
@@ -37,8 +39,8 @@ def examples() -> list[Example]:
 class Counting(Inline):
     """A pool that remembers what it was asked."""
 
-    def __init__(self, answer: Callable[[Question], list[Verdict]]):
-        super().__init__()
+    def __init__(self, answer: Callable[[Question], list[Verdict]], slots: int = 1):
+        super().__init__([Place("", slots)])
         self.asked: list[Question] = []
         self.answer = answer
 
@@ -144,6 +146,33 @@ def test_nothing_is_judged_after_the_end(examples: list[Example], monkeypatch: p
     assert soon.grade(answers)[0].right and limits[0][1:] == (now + 60, now + 60)
     (late,) = JudgeGrader([lowering], H200, pool, stop_at=now).grade(answers)  # type: ignore[arg-type]
     assert not late.counted and not late.then and len(limits) == 1
+
+
+def test_replies_to_one_request_are_judged_side_by_side(
+    examples: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading, "Screens", Passes)
+    first, second = [e for e in examples if e.traits.kind == "lowering"][:2]
+    some = [(first, first.reply.replace("num_warps=", f"num_stages={n}, num_warps=")) for n in range(1, 8)]
+    for slots, sizes in ((1, [7, 1]), (4, [2, 2, 2, 1, 1]), (99, [2, 2, 2, 1, 1])):
+        pool = Counting(right, slots)
+        _, found = grades(pool, [first, second], *some, (second, second.reply))
+        assert all(g.right for g in found)
+        assert sorted((len(q.replies) for q in pool.asked), reverse=True) == sizes
+
+
+def test_what_takes_too_long_to_compile_meets_no_judge(
+    examples: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Passes):
+        def refusals(self, some: list[object]) -> list[Any]:
+            return [Evaluation(Gate.COMPILE, failure="timeout", error="not compiled within 30 s") for _ in some]
+
+    monkeypatch.setattr(grading, "Screens", Slow)
+    lowering = next(e for e in examples if e.traits.kind == "lowering")
+    pool = Counting(right)
+    _, (found,) = grades(pool, examples, (lowering, lowering.reply))
+    assert found.failure == "compile timeout" and found.counted and not pool.asked
 
 
 def test_edits_are_of_the_code_that_was_refused(examples: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,8 @@ def test_a_table_of_conversations(tmp_path: Path) -> None:
 class Lengths(Grader):
     """Right are replies of an even number of characters."""
 
+    spent: dict[str, float] = {}
+
     def __init__(self, examples: Sequence[object], device: object, pool: object, work: object, stop_at: float) -> None:
         self.stop_at = stop_at
 

@@ -19,7 +19,7 @@ from experiments.writer.judging import Batch, Judged, attempts, batches, judge, 
 from experiments.writer.model import SIZES, encoded, kept, new_writer
 from experiments.writer.resized import resized
 from experiments.writer.symbolic import Code, Expressions
-from experiments.writer.training import Member, Training, train
+from experiments.writer.training import Training, train
 from qimeng.bench.row import Environment
 from qimeng.coder.llm.chat import ChatError, Message, Reply
 from qimeng.coder.llm.reply import read_reply
@@ -29,6 +29,7 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.session import Session
+from qimeng.finetune.members import Member
 from qimeng.interfaces import Action, Evaluation, Patch
 from qimeng.planner.data.generate import Bytes, draw
 from qimeng.planner.data.tree_store import put_drawn, trees_of
