@@ -424,6 +424,22 @@ def test_lowering_tries_tf32_of_a_copy_and_of_the_tensor() -> None:
         assert {s.inline for s in exact} == {"a"}, "windows are never packed one by one"
 
 
+def test_phases_are_written_side_by_side() -> None:
+    assert cases()["transposed, phases"].planned[2].interleaved
+    assert not cases()["groups"].planned[2].interleaved and not cases()["padded"].planned[2].interleaved
+
+
+def test_tf32_is_not_tried_again_where_it_was_refused() -> None:
+    _, region, plan = cases()["padded"].planned
+    family, h200 = Gemm(), device_named("h200")
+    lowered = GemmSchedule(precision="tf32")
+    assert ("precision", "tf32") in family.intents(region, None, h200, "default")
+    for schedule in (lowered.but(precision="bf16x6"), lowered.but(precision="ieee")):
+        offered = ("precision", "tf32") in family.intents(region, schedule, h200, "default")
+        assert offered == (schedule.precision == "ieee")
+    assert "bf16x6" in {s.precision for s in family.guesses(plan, GemmSchedule(), h200, "default")}
+
+
 def test_layout_says_why_windows_are_not_packed() -> None:
     layout, h200 = moves()["layout"], device_named("h200")
     assert stageable(cases()["copied"].planned[2]) is None

@@ -32,6 +32,7 @@ def intents(region: Region, schedule: GemmSchedule | None, device: Device, mode:
     """Precisions first; the depth is split where the result has fewer tiles than the GPU has multiprocessors.
 
     Three bf16 products are not worth trying where three of fp16 are right: those keep six bits more and are as fast.
+    Six of them were chosen for a convolution among others in TF32, which were wrong or slower.
     """
     half = any(region.graph.meta(v).dtype in ("float16", "bfloat16") for v in region.inputs)
     products = [n for n in region.ops if is_product(region.graph, n)]
@@ -40,9 +41,8 @@ def intents(region: Region, schedule: GemmSchedule | None, device: Device, mode:
     found = INTENTS["windows" if key == "high" and convolution else key]
     if not _few_tiles(region, device):
         found = tuple(i for i in found if i[0] != "split")
-    if schedule is not None and schedule.precision == "fp16x3":
-        found = tuple(i for i in found if i != ("precision", "bf16x3"))
-    return found
+    done = {"fp16x3": ("precision", "bf16x3"), "bf16x6": ("precision", "tf32")}
+    return found if schedule is None else tuple(i for i in found if i != done.get(schedule.precision))
 
 
 def _few_tiles(region: Region, device: Device) -> bool:
