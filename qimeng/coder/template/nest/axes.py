@@ -9,7 +9,7 @@ Deals in sizes and equalities. Knows nothing about operators or kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from qimeng.family import Unsupported
 
@@ -53,6 +53,13 @@ class Axes:
         for a in atoms:
             n *= self._size[a]
         return n
+
+    def widened(self, sizes: Mapping[int, int]) -> Axes:
+        """A copy in which these resolved atoms have other sizes."""
+        found = Axes()
+        found._size = [sizes.get(atom, size) for atom, size in enumerate(self._size)]
+        found._same, found._parts = dict(self._same), dict(self._parts)
+        return found
 
     def resolve(self, dim: Dim) -> Dim:
         """`dim` in atoms as they now stand."""

@@ -62,6 +62,7 @@ class Emitter:
         letter: how temporaries begin; two branches of an `if` must not share names.
         fast: how special functions are computed; see `ops.write`.
         aligned: elements that an access along a row's columns is a multiple of; 0 where nothing is known.
+        limited: whether reads beyond a dimension's elements (`Nest.limits`) are masked, as stores are.
     """
 
     nest: Nest
@@ -74,6 +75,7 @@ class Emitter:
     letter: str = "v"
     fast: str = ""
     aligned: int = 0
+    limited: bool = False
     _count: int = 0
 
     def side(self, e: Expr) -> str:
@@ -185,7 +187,8 @@ class Emitter:
         strides = self.nest.load_strides(e)
         exists = guard(e)
         sides = self.side(e) if e.access else self.side_of(strides)
-        mask = self.mask(sides, [] if exists is None else [self.value(exists)])
+        within = self._within(set(e.depends)) if self.limited else []
+        mask = self.mask(sides, [*([] if exists is None else [self.value(exists)]), *within])
         place = self.offset(strides, sides if e.access else "")
         for position, step in positions(e):
             place += f" + {self._position(position)}" + ("" if step == 1 else f" * {step}")
@@ -225,10 +228,10 @@ class Emitter:
         self.lines.append(f"{target} = {text}")
         return target
 
-    def _limits(self, held: set[int]) -> list[tuple[dict[int, int], int]]:
-        """What dimensions of an output with the axes `held` are walked by, and their numbers of elements."""
-        found = [(d, n) for d, n in self.nest.limits if set(d) & held]
-        return [(strides_of(self.nest.axes, [d], [1]), n) for d, n in found]
+    def _within(self, held: set[int]) -> list[str]:
+        """Masks of what lies within the dimensions of a tensor with the axes `held`."""
+        found = [(strides_of(self.nest.axes, [d], [1]), n) for d, n in self.nest.limits if set(d) & held]
+        return [f"({self.offset(walked)} < {n})" for walked, n in found]
 
     def store(self, number: int, value: str | None = None, sides: str = "pr", hint: str = "") -> None:
         """Store output `number`; positions along axes that it does not have write once."""
@@ -240,8 +243,7 @@ class Emitter:
             for w in self.walks
             if w.atoms and not (set(w.atoms) & held) and ("r" in sides or not w.column)
         ]
-        within = [f"({self.offset(walked)} < {n})" for walked, n in self._limits(held)]
-        mask = self.mask(sides, [*once, *within])
+        mask = self.mask(sides, [*once, *self._within(held)])
         text = value if value is not None else self.value(expr)
         held_in = ops.TRITON_DTYPE[compute_dtype(dtype)]
         if constant(expr) is not None and "tl." not in text:

@@ -116,7 +116,7 @@ class Epilogue:
             more, found = spread(nest, atoms, tables, index, side, stem, plan.epilogue_used())
             lines += more
             walks += found
-        em = Emitter(nest, walks, masks=self.masks(), fast=nest.finest if self.fast else "")
+        em = Emitter(nest, walks, masks=self.masks(), fast=nest.finest if self.fast else "", limited=True)
         em.define(plan.dot, "acc")
         for i in plan.tiles:
             if i in self.tiled:

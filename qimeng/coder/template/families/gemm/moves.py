@@ -115,7 +115,7 @@ class Layout(GemmMove):
         """Set or clear `packed`, `staged` and `descriptors`."""
         new = {
             "pack": schedule.but(packed=plan.packable, staged=stageable(plan) is None),
-            "unpack": schedule.but(packed="", staged=False),
+            "unpack": schedule.but(packed="", staged=False, shifted=False),
             "descriptors": schedule.but(descriptors=has_tma(device)),
             "pointers": schedule.but(descriptors=False),
         }[param]

@@ -12,6 +12,7 @@ from qimeng.coder.template.families.gemm.planes import Planes
 from qimeng.coder.template.families.gemm.reading import Pointers, Tensor, strides_of_tensor
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import is_inline, is_packed, through_registers
+from qimeng.coder.template.families.gemm.shifted import Shifted
 
 
 def operand(plan: GemmPlan, schedule: GemmSchedule, side: Side, prefix: str, names: dict[int, str]) -> Operand:
@@ -24,6 +25,8 @@ def operand(plan: GemmPlan, schedule: GemmSchedule, side: Side, prefix: str, nam
     through = {s.name for s in plan.sides if through_registers(plan, schedule, s)}
     if through and side.name not in through:
         schedule = schedule.but(descriptors=False)
+    if side.name == "a" and plan.shift is not None:
+        return Shifted(side, plan, schedule, prefix, names)
     if side.reader is not None:
         made: Operand = side.reader(side, plan, schedule, prefix, names)
         return made

@@ -95,6 +95,23 @@ class Skips:
 
 
 @dataclass(frozen=True, eq=False)
+class Shift:
+    """Where a block of a convolution's copy begins, as a matrix of positions and channels.
+
+    Attributes:
+        rows: rows between the tile's own first row and the block's.
+        columns: its first channel.
+        shape: rows and columns of the matrix.
+        exists: where the window has an element at all; None for everywhere.
+    """
+
+    rows: Sum
+    columns: Sum
+    shape: tuple[int, int]
+    exists: Expr | None
+
+
+@dataclass(frozen=True, eq=False)
 class GemmPlan:
     """A region as prologue, product, epilogue.
 
@@ -115,6 +132,7 @@ class GemmPlan:
         finals: numbers of the outputs that need the reductions' results.
         triangle: where nothing but zeros is stored outside a triangle.
         skips: makes `Skips` for tiles of a schedule, where another family knows of tiles that nobody needs.
+        shift: where the left operand is read, if its rows are those of a convolution's copy.
     """
 
     region: Region
@@ -133,6 +151,7 @@ class GemmPlan:
     finals: tuple[int, ...]
     triangle: Triangle | None
     skips: Callable[..., Skips] | None = None
+    shift: Shift | None = None
 
     def extent(self, atoms: Atoms) -> int:
         """Number of positions along `atoms`."""
@@ -419,6 +438,7 @@ __all__ = [
     "REDUCTIONS",
     "Atoms",
     "GemmPlan",
+    "Shift",
     "Side",
     "Skips",
     "Triangle",

@@ -123,9 +123,9 @@ class Positions:
             at, self._tests[bound] = f"{self._name}_at{number}", f"{self._name}_in{number}"
             first = [str(bound.first)] if bound.first or not rows else []
             if rows or not deep:
-                self.setup.append(f"{at} = {_sum([*rows, *first])}")
+                self.setup.append(f"{at} = {summed([*rows, *first])}")
             if deep:
-                self.steps.append(f"{at}_k = {_sum([*([at] if rows else first), *deep])}")
+                self.steps.append(f"{at}_k = {summed([*([at] if rows else first), *deep])}")
                 at = f"{at}_k"
             tests = [f"({at} >= {bound.low})"] if bound.low is not None else []
             tests += [f"({at} < {bound.high})"] if bound.high is not None else []
@@ -145,13 +145,13 @@ class Positions:
             return  # a guard changes where the address does not: the emitter broadcasts it
         name = f"{self._name}_from{len(self._places)}" if self._places else f"{self._name}_from"
         first = [str(place.constant)] if place.constant else []
-        self.setup.append(f"{name} = {_sum([f'x{self._nest.sources[e.param].number}_ptr', *rows, *first])}")
-        self.steps += [f"{name}_k = {_sum(deep)}"] if deep else []
+        self.setup.append(f"{name} = {summed([f'x{self._nest.sources[e.param].number}_ptr', *rows, *first])}")
+        self.steps += [f"{name}_k = {summed(deep)}"] if deep else []
         self._places[id(e)] = f"{name} + {name}_k" if deep else name
 
     def _parts(self, place: Sum) -> tuple[list[str], list[str]] | None:
         """What the rows and what the depth add to a sum; None where a term of it depends on both."""
-        rows, deep = _terms(self._fixed, place.steps), _terms(self._deep, place.steps)
+        rows, deep = terms_of(self._fixed, place.steps), terms_of(self._deep, place.steps)
         for e, factor in place.others:
             walks = [self._fixed, self._deep]
             inside = [e.depends <= {a for w in found for a in w.atoms} for found in walks]
@@ -183,7 +183,7 @@ def shortened(plan: GemmPlan) -> list[str]:
             em = Emitter(nest, walks, letter="phase_u")
             first = [f"{em.value(e)} * {factor}" if factor != 1 else em.value(e) for e, factor in bound.others]
             inner = plan.extent(plan.k[1:])
-            taps = f"({bound.high + step - 1 - bound.first} - ({_sum(first)})) // {step}"
+            taps = f"({bound.high + step - 1 - bound.first} - ({summed(first)})) // {step}"
             return [*lines, *em.lines, f"most = ({taps} * {inner} + BK - 1) // BK"]
     return []
 
@@ -223,14 +223,15 @@ def _joined(bounds: Sequence[Bound]) -> list[Bound]:
     return list(found.values())
 
 
-def _terms(walks: Sequence[Walk], table: Mapping[int, int]) -> list[str]:
+def terms_of(walks: Sequence[Walk], table: Mapping[int, int]) -> list[str]:
     """The multiples of walks that `table` says."""
     steps = [(w.name, table.get(w.atoms[-1], 0)) for w in walks if w.atoms]
     return [name if step == 1 else f"{name} * {step}" for name, step in steps if step]
 
 
-def _sum(terms: Sequence[str]) -> str:
+def summed(terms: Sequence[str]) -> str:
+    """Text of the sum of `terms`."""
     return " + ".join(terms).replace("+ -", "- ") or "0"
 
 
-__all__ = ["Bound", "Positions", "shortened"]
+__all__ = ["Bound", "Positions", "shortened", "summed", "terms_of"]

@@ -40,6 +40,8 @@ class GemmSchedule(Schedule):
             tile's first blocks are fetched while this one is finished.
         stores: results leave through tensor descriptors (TMA) where their strides allow it.
         staged: a convolution reads a copy of its input that a kernel makes before: channels last, with its padding.
+        shifted: the rows of the product are the positions of that copy, so that each element of the window is a block
+            of it some rows further down, which the copy engine moves.
         dependent: kernels that follow another one of the region are launched while that one ends, and wait for it
             themselves (programmatic dependent launch).
         fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
@@ -63,6 +65,7 @@ class GemmSchedule(Schedule):
     flat: bool = False
     stores: bool = False
     staged: bool = False
+    shifted: bool = False
     dependent: bool = device_flag()
     fast: bool = False
 

@@ -7,16 +7,21 @@ nothing about which schedules are good; the kernel that copies is `stager`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from qimeng.coder.template.families.gemm.plan import GemmPlan, Side, walked
+from qimeng.coder.template.families.gemm.plan import GemmPlan, Shift, Side, walked
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import scheme_of
-from qimeng.coder.template.nest.expr import Staging
+from qimeng.coder.template.nest.axes import Dim
+from qimeng.coder.template.nest.expr import Expr, Staging, Sum, guard, positions, sum_of, walk
 from qimeng.coder.template.nest.ir import VECTOR_BYTES, Source
 from qimeng.graph.opgraph import itemsize
+
+WASTE = 1.25
+"""Times as many rows as positions of the result that may be computed."""
 
 NAME = "staged"
 """The copy's variable in the entry function."""
@@ -40,7 +45,77 @@ def under(plan: GemmPlan, schedule: GemmSchedule) -> GemmPlan:
     """The plan as `schedule` has it computed."""
     if not schedule.staged or stageable(plan) is not None:
         return plan
-    return _staged(plan, scheme_of(plan, schedule).rounds)
+    staged = _staged(plan, scheme_of(plan, schedule).rounds)
+    return _shifted(staged) if schedule.shifted and shiftable(plan, schedule) is None else staged
+
+
+def shiftable(plan: GemmPlan, schedule: GemmSchedule) -> str | None:
+    """None where the rows of the product may be the copy's own positions (`GemmSchedule.shifted`), else why not."""
+    if (reason := stageable(plan)) is not None:
+        return reason
+    scheme, most = scheme_of(plan, schedule), 1 << 31
+    if not (plan.half or scheme.rounds) or scheme.splits:
+        return "blocks that the copy engine moves go to the tensor cores as they are"
+    if plan.reductions or plan.triangle is not None or plan.skips is not None:
+        return "the result is reduced, or parts of it are left out"
+    found = _along(plan)
+    if found is None:
+        return "a step of the window is no step to the next position"
+    copied = plan.extent(plan.dot.staging.order[0]) * prod(found.values())  # type: ignore[union-attr]
+    if copied > WASTE * plan.shape[1]:
+        return f"the copy has {copied / plan.shape[1]:.2f} times as many positions as the result"
+    steps = walked(plan.nest, plan.dot.staging.read)  # type: ignore[union-attr]
+    run = plan.extent(tuple(a for a in plan.k if steps.get(a) == 1))
+    if run % schedule.block_k:
+        return f"a block of {schedule.block_k} channels of {run} holds more than one element of the window"
+    columns = plan.extent(plan.dot.staging.order[-1])  # type: ignore[union-attr]
+    if columns * itemsize(plan.dtype) % VECTOR_BYTES or copied * columns >= most:
+        return "the copy engine does not take rows of that length, or so many of them"
+    return None
+
+
+def _along(plan: GemmPlan) -> dict[int, int] | None:
+    """The axis of the rows along each dimension of the copy, and the copy's length there; None where a row is no step.
+
+    What else is read or written must have those axes in dimensions of their own, whose lengths stay as they are.
+    """
+    staging, nest = plan.dot.staging, plan.nest
+    assert staging is not None and staging.read.access is not None
+    found: dict[int, int] = {}
+    for (position, _), order in zip(positions(staging.read), staging.order[1:-1], strict=True):
+        steps = {a: c for a, c in sum_of(nest.axes, position).steps.items() if a in plan.m}
+        if list(steps.values()) != [1] or set(steps) & found.keys():
+            return None
+        found[next(iter(steps))] = plan.extent(order)
+    if plan.m != (*staging.read.access.direct[0][0], *found):
+        return None
+    others = [d for e in plan.epilogue() if e.op == "load" for d in _dims(e)]
+    others += [d for e, *_ in nest.outputs for d in e.dims]
+    others += [e.reduced for e in plan.epilogue() if e.op == "index"]
+    inner = {a for d in others for a in d[1:]}
+    return None if inner & found.keys() else found
+
+
+def _dims(load: Expr) -> Sequence[Dim]:
+    return [d for d, _ in load.access.direct] if load.access else load.dims
+
+
+@lru_cache(256)
+def _shifted(plan: GemmPlan) -> GemmPlan:
+    """A staged plan whose rows are the positions of the copy."""
+    nest, staging, along = plan.nest, plan.dot.staging, _along(plan)
+    assert staging is not None and staging.read.access is not None and along is not None
+    columns = plan.extent(staging.order[-1])
+    rows = Sum()
+    for (position, step), atom in zip(positions(staging.read), along, strict=True):
+        place = sum_of(nest.axes, position).plus(Sum({atom: -1}))
+        rows = rows.plus(place.times(step // columns))
+    channels = Sum(walk(nest.axes, staging.read.access.direct[1][0]))
+    limited = {a for d, _ in nest.limits for a in d}
+    short = [((a,), nest.axes.size(a)) for a, n in along.items() if n > nest.axes.size(a) and a not in limited]
+    wider = replace(nest, axes=nest.axes.widened(along), limits=[*nest.limits, *short])
+    shape = plan.extent(staging.order[0]) * prod(along.values()), columns
+    return replace(plan, nest=wider, shift=Shift(rows, channels, shape, guard(staging.read)))
 
 
 @lru_cache(256)
@@ -60,4 +135,4 @@ def _staged(plan: GemmPlan, rounds: bool) -> GemmPlan:
     return replace(plan, nest=nest, loads=loads, k=k, a=side)
 
 
-__all__ = ["NAME", "stageable", "under"]
+__all__ = ["NAME", "shiftable", "stageable", "under"]

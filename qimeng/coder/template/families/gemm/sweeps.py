@@ -13,7 +13,7 @@ from itertools import zip_longest
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import SCHEMES, SHORT, is_packed, is_turned, scheme_of
-from qimeng.coder.template.families.gemm.staging import stageable, under
+from qimeng.coder.template.families.gemm.staging import shiftable, stageable, under
 from qimeng.coder.template.families.gemm.traffic import (
     SMALL_SHARE,
     inline_sides,
@@ -146,7 +146,8 @@ def schedule_for_precision(
         packed = "".join(s.name for s in plan.sides if s.held or s.name in base.packed)
         copied = _ranked(plan, base.but(staged=True, packed=packed), sweep, device)
         where_it_lies = plain if plan.half else _ranked(plan, base, [(b, False) for b in INLINE_SWEEP], device)
-        return _in_turn(copied, where_it_lies)[:MAX_ALTERNATIVES]
+        moved = [s.but(shifted=True) for s in copied if tma and shiftable(plan, s) is None]
+        return _in_turn(moved, _in_turn(copied, where_it_lies))[:MAX_ALTERNATIVES]
     if not reading:
         return plain[:MAX_ALTERNATIVES]
     packed = "".join(side for side in base.packed if side not in reading)
