@@ -117,7 +117,7 @@ def sft(
     rank: Annotated[int, typer.Option(help="Of the LoRA adapter; 0 trains the whole model.")] = 16,
     epochs: float = 2.0,
     length: Annotated[int, typer.Option(help="Tokens; longer conversations are left out.")] = 4096,
-    tokens: Annotated[int, typer.Option(help="Of an update.")] = 16_384,
+    tokens: Annotated[int, typer.Option(help="Of an update, on each GPU.")] = 16_384,
     rate: float = 3e-4,
     target: Annotated[str, typer.Option(help="Folder in OUT of the trained model.")] = "tuned",
     seed: int = 0,

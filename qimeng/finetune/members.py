@@ -5,17 +5,24 @@ Deals in processes, what they tell each other, and averages of gradients. Knows 
 
 from __future__ import annotations
 
+import pickle
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from qimeng.errors import QimengError
+
 Work = Callable[..., None]
 """Called with the member, a function that tells whether to stop, and the arguments of `together`."""
+
+REFUSED = ".refused"
+"""End of the name of a file with the error of a member."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,7 @@ def together(work: Work, device: str, count: int, *args: Any) -> None:
 
     Raises:
         KeyboardInterrupt: it was interrupted, and the work has ended.
+        QimengError: the work raised it.
     """
     places = [f"{device}:{rank}" if device == "cuda" else device for rank in range(max(count, 1))]
     stop = get_context("spawn").Event()
@@ -95,8 +103,7 @@ def together(work: Work, device: str, count: int, *args: Any) -> None:
             work(Member(places[0]), stop.is_set, *args)
         else:
             with TemporaryDirectory() as folder:
-                some = (work, places, f"{folder}/meeting", stop, args)
-                torch.multiprocessing.spawn(_member, some, nprocs=len(places))
+                _spawned(work, places, Path(folder), stop, args)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -104,10 +111,25 @@ def together(work: Work, device: str, count: int, *args: Any) -> None:
         raise KeyboardInterrupt
 
 
-def _member(rank: int, work: Work, places: list[str], meeting: str, stop: Any, args: tuple[Any, ...]) -> None:
+def _spawned(work: Work, places: list[str], folder: Path, stop: Any, args: tuple[Any, ...]) -> None:
+    """Run the work in processes; what one of them refused is raised here, where people see one sentence."""
+    try:
+        torch.multiprocessing.spawn(_member, (work, places, folder, stop, args), nprocs=len(places))
+    except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException):
+        refused = next(folder.glob(f"*{REFUSED}"), None)
+        if refused is None:
+            raise
+        raise pickle.loads(refused.read_bytes()) from None
+
+
+def _member(rank: int, work: Work, places: list[str], folder: Path, stop: Any, args: tuple[Any, ...]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # the first process says when to stop
         signal.signal(number, signal.SIG_IGN)
-    work(Member(places[rank], rank, len(places), meeting), stop.is_set, *args)
+    try:
+        work(Member(places[rank], rank, len(places), str(folder / "meeting")), stop.is_set, *args)
+    except QimengError as error:
+        (folder / f"{rank}{REFUSED}").write_bytes(pickle.dumps(error))
+        raise
 
 
 __all__ = ["Member", "Work", "together"]

@@ -46,7 +46,7 @@ class Sft:
         epochs: passes over the conversations.
         seconds: wall-clock limit over all runs; the learning rate follows whatever ends first.
         length: longest conversation; others are left out.
-        tokens: tokens of an update, padding included.
+        tokens: tokens of an update on each device, padding included.
         rate: highest learning rate of AdamW (betas 0.9, 0.95; no decay).
         clip: largest norm of the gradient.
         keep_s: seconds between two checkpoints.

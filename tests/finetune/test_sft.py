@@ -296,6 +296,7 @@ def taught(member: Member, stopped: Any, folder: Path, parts: int) -> None:
     member.leave()
 
 
+@pytest.mark.slow
 def test_two_members_learn_what_one_learns_with_batches_twice_as_large(tmp_path: Path) -> None:
     together(taught, "cpu", 1, tmp_path, 1)
     together(taught, "cpu", 2, tmp_path, 2)
@@ -304,3 +305,5 @@ def test_two_members_learn_what_one_learns_with_batches_twice_as_large(tmp_path:
     assert torch.allclose(both, one, atol=1e-2)
     with pytest.raises(FinetuneError, match="members 2, now 1"):
         taught(Member(), lambda: False, tmp_path, 2)
+    with pytest.raises(FinetuneError, match="members 1, now 2"):
+        together(taught, "cpu", 2, tmp_path, 1)
