@@ -170,9 +170,9 @@ class Dividing(DispatchMode):
 def amplitude(dtype: torch.dtype, mode: str, longest_reduction: int) -> float:
     """The relative change of operands: 1.5 of their roundings, plus those of a sum with this many terms.
 
-    Mode ``"high"`` stands for TF32 (`qimeng.graph.ops.precision_of`).
     That is about four standard deviations of their rounding error. Much more would excuse a lower precision than the
-    mode allows, whose roundings are at least four times as large.
+    mode allows, whose roundings are at least four times as large. Mode ``"high"`` is that of products in TF32
+    (`qimeng.graph.ops.precision_of`).
     """
     unit = TF32_UNIT if mode == "high" and dtype is torch.float32 else torch.finfo(dtype).eps / 2
     return 1.5 * unit + torch.finfo(torch.float32).eps / 2 * error_budget.roundings(longest_reduction)
