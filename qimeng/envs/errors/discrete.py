@@ -1,4 +1,4 @@
-"""Results that jump at a threshold: which other values of an element are right too.
+"""Results that jump at a threshold: where they may, and the runs that show which other values are right too.
 
 In `x > x.mean()`, a quantized product or `where(a @ b > 0, ...)`, the rounding of an intermediate number can decide the
 result, and an honest program rounds in another order. Such an element may have any value that the float64 run gives
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,20 +20,14 @@ from torch.utils import _pytree
 
 from qimeng.envs.errors import accuracy, error_budget
 from qimeng.envs.errors.accuracy import Error
-from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.errors.float64 import move
 from qimeng.envs.workers import tensor_bits
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
-from qimeng.graph.ops import CONVOLUTIONS, EXACT, GEMMS, JUMPS, RANDOM
+from qimeng.graph.ops import CONVOLUTIONS, EXACT, GEMMS, JUMPS, RANDOM, precision_of
 from qimeng.spec.dispatch import DispatchMode
 
-RUNS, LOOK_EVERY, FEW = 96, 8, 16
-"""Maximum number of newly rounded runs; runs between two checks; elements, or rows, that may use all runs. An element
-four deviations of an honest error away from its threshold crosses it in a quarter of the runs, so eight runs explain
-nine elements in ten. If then more than half of the elements is unexplained, and more than a few, in more than a few
-rows, they are refused. A row jumps as a whole where a threshold decides which experts compute it."""
 TF32_UNIT = 2.0**-11
-"""Rounding unit of what mode ``"high"`` may round fp32 operands of products to."""
+"""Rounding unit of what PyTorch may round fp32 operands of products to, where it takes TF32 for them."""
 
 
 def may_jump(graph: OpGraph, nodes: Iterable[Node]) -> bool:
@@ -105,14 +98,14 @@ class Rounding(DispatchMode):
 
     Args:
         dtype: of the specification.
-        mode: precision mode: where it lets operands be rounded, as it does those of products.
+        mode: precision mode: which products it lets round their operands to TF32 (`qimeng.graph.ops.TF32`).
         longest_reduction: terms of a sum.
     """
 
     def __init__(self, dtype: torch.dtype, mode: str, longest_reduction: int):
         super().__init__()
         self._fixed = EXACT | JUMPS | (_IEEE if dtype in (torch.float32, torch.float64) else frozenset())
-        self._product = amplitude(dtype, mode, longest_reduction)
+        self._products = {p: amplitude(dtype, precision_of([p], mode), longest_reduction) for p in _PRODUCTS}
         self._other = amplitude(dtype, "highest", longest_reduction)
         self._result = 1.5 * torch.finfo(dtype).eps / 2
         self._multiplied: set[int] = set()
@@ -125,7 +118,7 @@ class Rounding(DispatchMode):
         if name in _SUMS and name in self._fixed and not writes:
             args = _pytree.tree_map_only(torch.Tensor, self._unless_alone, args)
         elif name not in self._fixed and not writes:
-            by = self._product if name in _PRODUCTS else self._other
+            by = self._products.get(name, self._other)
             args = _pytree.tree_map_only(torch.Tensor, lambda x: _moved(x, by), args)
         found = func(*args, **kwargs)
         if name in _TIMES and isinstance(found, torch.Tensor):
@@ -178,74 +171,21 @@ def amplitude(dtype: torch.dtype, mode: str, longest_reduction: int) -> float:
     """The relative change of operands: 1.5 of their roundings, plus those of a sum with this many terms.
 
     That is about four standard deviations of their rounding error. Much more would excuse a lower precision than the
-    mode allows, whose roundings are at least four times as large.
+    mode allows, whose roundings are at least four times as large. Mode ``"high"`` is that of products in TF32
+    (`qimeng.graph.ops.precision_of`).
     """
     unit = TF32_UNIT if mode == "high" and dtype is torch.float32 else torch.finfo(dtype).eps / 2
     return 1.5 * unit + torch.finfo(torch.float32).eps / 2 * error_budget.roundings(longest_reduction)
 
 
 def rounding_mode(mode: str, eager: Callable[[str], torch.Tensor]) -> str:
-    """``"highest"`` where `mode` lets eager round operands and it does not, else `mode`.
+    """``"highest"`` where eager has the same bits in it, so that it rounds no operands; else `mode`.
 
     Args:
         mode: precision mode.
         eager: runs eager in a mode, on the same inputs each time.
     """
-    return "highest" if mode == "high" and tensor_bits.same(eager(mode), eager("highest")) else mode
+    return "highest" if mode == "highest" or tensor_bits.same(eager(mode), eager("highest")) else mode
 
 
-def explained(
-    actual: torch.Tensor, expected: Expected, eager: Sequence[torch.Tensor], run: Callable[[], torch.Tensor] | None
-) -> bool:
-    """Whether rounding explains all elements out of bounds, and the rest is within the budget.
-
-    Args:
-        actual: what a candidate returned; real.
-        expected: what it should be.
-        eager: outputs on the same inputs whose values are as right as any: eager's, and that of `Dividing`.
-        run: gives that output in float64, or as integers, rounded anew; None where float64 does not run.
-    """
-    is_float = accuracy.is_float(actual)
-    if actual.is_complex():
-        return False
-    settled = torch.zeros_like(actual, dtype=torch.bool)
-    if is_float and expected.eager is not None:  # some value is not finite: it is the same or wrong
-        value = expected.value
-        settled = ~(actual.isfinite() & value.isfinite() & expected.eager.isfinite())
-        if accuracy.measure(torch.where(settled, actual, value), value, expected.eager).max > 0:
-            return False
-        actual, value = torch.where(settled, 0.0, actual), torch.where(settled, 0.0, value)
-        expected = replace(expected, value=value, eager=None)
-    slack = error_budget.allowance(expected) if is_float else torch.zeros((), dtype=torch.uint8, device=actual.device)
-    low = high = _ordered(expected.value)
-    before = left = actual.numel()
-    for number in range(1 - len(eager), RUNS + 1 if run else 1):
-        made = run() if run and number > 0 else eager[number - 1 + len(eager)]
-        other = _ordered(made.to(actual.device, expected.value.dtype))
-        low, high = torch.minimum(low, other), torch.maximum(high, other)
-        y = _ordered(actual)
-        out = ~(settled | (y >= low - slack) & (y <= high + slack))
-        left = int(out.sum())
-        looks = number > 0 and number % LOOK_EVERY == 0
-        if not left or (looks and left > max(FEW, before // 2) and _rows_in(out) > FEW):
-            break
-        before = left if looks else before
-    if left or not is_float:
-        return not left
-    value = expected.value
-    within = (actual.double() - value.double()).abs() <= slack  # a difference of half types is rounded
-    kept = torch.where(within, actual, value)
-    error = replace(accuracy.measure(kept, value), across=0.0)  # what jumped within its row's slack is kept
-    return error.within(expected.budget)
-
-
-def _rows_in(out: torch.Tensor) -> int:
-    """Rows with any element in `out`; the elements themselves where there are no rows."""
-    return int((out.any(-1) if out.dim() > 1 else out).sum())
-
-
-def _ordered(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.int16) if x.dtype in (torch.bool, torch.uint8) else x
-
-
-__all__ = ["Dividing", "Rounding", "amplitude", "error", "explained", "may_jump", "moved_by_an_ulp", "rounding_mode"]
+__all__ = ["Dividing", "Rounding", "amplitude", "error", "may_jump", "moved_by_an_ulp", "rounding_mode"]

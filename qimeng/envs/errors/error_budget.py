@@ -21,7 +21,6 @@ from qimeng.envs.errors.accuracy import (
     measure,
     measured,
     parts_of,
-    row_rms,
     rows_of,
 )
 from qimeng.envs.errors.error_words import Extent, likely_mistake
@@ -169,11 +168,32 @@ def same_but_for_few(actual: torch.Tensor, expected: Expected, any_kind: bool = 
     return measure(torch.where(wrong, value, actual), value, eager).within(expected.budget)
 
 
-def allowance(expected: Expected) -> torch.Tensor:
-    """By how much each element of a real output, all finite, may be off: the maximum of the budget, absolute."""
+def outliers(
+    actual: torch.Tensor, expected: Expected, limit: float, most: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Places in the flattened output of elements that are off by more than `limit`, and how much each of them may be.
+
+    Args:
+        actual: what a candidate returned; real.
+        expected: what it should be.
+        limit: relative, like `Error.max`. What it allows is absolute, and NaN where a value is not finite.
+        most: None is returned where there are more.
+    """
+    eager = None if expected.eager is None else rows_of(expected.eager)
     value = rows_of(expected.value)
-    scale = (value.abs() + row_rms(value)).clamp(min=least_of(value))
-    return (expected.budget.max * scale).reshape(expected.value.shape)
+    places, errors, start, count = [], [], 0, 0
+    for part in errors_in(rows_of(actual), value, eager, least_of(value)):
+        flat = part.reshape(-1)
+        bad = (flat > limit).nonzero()[:, 0]
+        count += bad.numel()
+        if count > most:
+            return None
+        places.append(bad + start)
+        errors.append(flat[bad])
+        start += flat.numel()
+    at = torch.cat(places)
+    off = (actual.take(at).double() - expected.value.take(at).double()).abs()
+    return at, limit * off / torch.cat(errors)
 
 
 def _check_exact(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
@@ -232,4 +252,4 @@ def _position(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(at))
 
 
-__all__ = ["Expected", "allowance", "check", "floor", "roundings", "same_but_for_few"]
+__all__ = ["Expected", "check", "floor", "outliers", "roundings", "same_but_for_few"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from qimeng.envs.errors import accuracy, discrete, error_budget
 from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.errors.error_budget import Expected
+from qimeng.envs.errors.explained import as_right, explained
 from qimeng.envs.errors.float64 import NamedAsDouble, Near, aliases, tensors_in, to_double
 from qimeng.envs.errors.selection import selected_values
 from qimeng.envs.judge.eager_reference import EagerReference, InputsRefused
@@ -186,12 +187,14 @@ class ExactReference(EagerReference):
             self._moved[draw.distribution] = moved
         return [x.to(self.device) for x in exact], buffers, moved
 
-    def _has_jumped(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
-        """Whether what is out of bounds is a matter of rounding next to a threshold (`qimeng.envs.errors.discrete`).
+    def _is_rounding(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
+        """Whether what is out of bounds is a matter of rounding, where results jump or nearly do.
 
-        Where float64 does not run, only eager's own two ways to divide by a number excuse it.
+        Where float64 does not run, only eager's own two ways to divide by a number excuse it. On the host it would run
+        for minutes where it is not the only way to know.
         """
-        if self._jumps is False or self.random:
+        jumps, in_double = self._jumps is not False, self.kind == "float64"
+        if self.random or not (jumps or (in_double and self.plan.way != "host")):
             return False
         dtype = getattr(torch, self.spec.dtype)
 
@@ -202,20 +205,23 @@ class ExactReference(EagerReference):
             self.state(trial.draw)
             return tensors_in(self._eager(inputs(), trial.draw.seed, mode))[number]
 
+        @cache
+        def mode() -> str:
+            return discrete.rounding_mode(self.spec.mode, eager)
+
         def run() -> torch.Tensor:
+            rounding = discrete.Rounding(dtype, mode(), self.longest_reduction)
             module = self._exact_module(self.state(trial.draw))
-            with torch.no_grad(), discrete.Rounding(dtype, mode, self.longest_reduction):
+            with torch.no_grad(), nullcontext() if jumps else NamedAsDouble(), rounding:
                 return tensors_in(module(*to_double(inputs(), self._place)))[number]
 
         try:
             drawn = self.inputs(trial.draw)
-            in_double = self.kind == "float64"
-            mode = discrete.rounding_mode(self.spec.mode, eager) if in_double else self.spec.mode
-            right = [eager(self.spec.mode)]
-            with discrete.Dividing():
-                right.append(eager(self.spec.mode))
-            return discrete.explained(actual, trial.expected[number], right, run if in_double else None)
-        except torch.OutOfMemoryError:
+            right = as_right(self.spec.mode, eager)
+            return explained(actual, trial.expected[number], right, run if in_double else None, jumps)
+        except torch.AcceleratorError:
+            raise
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):  # memory that runs out, too
             return False
         finally:
             self.tidy()

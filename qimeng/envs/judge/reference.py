@@ -136,7 +136,7 @@ class References(SlicedReference):
                     return hidden.excused(Error())
         elif number < len(trial.outputs) and self.accepts_selection(trial, number, actual):
             return expected
-        if number < len(trial.outputs) and self._has_jumped(trial, number, actual):
+        if number < len(trial.outputs) and self._is_rounding(trial, number, actual):
             return expected.excused(error)
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from qimeng.envs.errors import accuracy, discrete
 from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.errors.error_budget import Expected
+from qimeng.envs.errors.explained import as_right, explained
 from qimeng.envs.errors.float64 import NamedAsDouble, Near, tensors_in
 from qimeng.envs.errors.nearby_inputs import second_look
 from qimeng.envs.judge.reference import References
@@ -24,6 +26,7 @@ from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.outputs import Facts, describe
 from qimeng.envs.workers.regions import inputs_of_region
 from qimeng.envs.workers.worker_setup import Draw
+from qimeng.graph.ops import RANDOM
 from qimeng.graph.region import Region
 from qimeng.program.program import Program, load_source, torch_implementation
 from qimeng.spec import EXAMPLES
@@ -81,33 +84,39 @@ class RegionReference:
             wider = second_look(error, lambda: self.expected[number], self._look_nearby)
             if wider is not None:
                 return wider
-        return self.expected[number].excused(error) if self._has_jumped(number, actual) else None
+        return self.expected[number].excused(error) if self._is_rounding(number, actual) else None
 
     # -- parts
 
-    def _has_jumped(self, number: int, actual: torch.Tensor) -> bool:
-        """Whether what is out of bounds is a matter of rounding next to a threshold (`qimeng.envs.errors.discrete`)."""
+    def _is_rounding(self, number: int, actual: torch.Tensor) -> bool:
+        """Whether what is out of bounds is a matter of rounding, where results jump or nearly do."""
+        if any(n.packet in RANDOM for n in self.region.ops):
+            return False  # each run draws other numbers
         references = self._references
-        if not discrete.may_jump(self.region.graph, self.region.ops):
-            return False
-        function, arguments = self._call()
+        jumps = discrete.may_jump(self.region.graph, self.region.ops)
+        dtype = getattr(torch, references.spec.dtype)
+
+        @cache
+        def call() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+            return self._call()
 
         def eager(mode: str) -> torch.Tensor:
+            function, arguments = call()
             with torch.no_grad(), precision(mode):
                 return tensors_in(function(*arguments))[number]
 
-        mode = discrete.rounding_mode(references.spec.mode, eager)
-        dtype = getattr(torch, references.spec.dtype)
+        @cache
+        def mode() -> str:
+            return discrete.rounding_mode(references.spec.mode, eager)
 
         def run() -> torch.Tensor:
-            with torch.no_grad(), discrete.Rounding(dtype, mode, references.longest_reduction):
+            function, arguments = call()
+            rounding = discrete.Rounding(dtype, mode(), references.longest_reduction)
+            with torch.no_grad(), nullcontext() if jumps else NamedAsDouble(), rounding:
                 return tensors_in(function(*_in_float64(arguments)))[number]
 
         try:
-            right = [eager(references.spec.mode)]
-            with discrete.Dividing():
-                right.append(eager(references.spec.mode))
-            return discrete.explained(actual, self.expected[number], right, run)
+            return explained(actual, self.expected[number], as_right(references.spec.mode, eager), run, jumps)
         except _NOT_IN_DOUBLE:  # memory that runs out is a RuntimeError too
             return False
         finally:

@@ -9,12 +9,14 @@ import torch
 from torch.nn import functional
 
 from qimeng.envs.errors.accuracy import Error
-from qimeng.envs.errors.discrete import Dividing, explained, may_jump
+from qimeng.envs.errors.discrete import Dividing, Rounding, may_jump
 from qimeng.envs.errors.error_budget import Expected, check
+from qimeng.envs.errors.explained import explained
 from qimeng.envs.estimate.interpret import gpu_arithmetic
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.region_reference import RegionReference
 from qimeng.envs.workers.modes import precision
+from qimeng.graph.region import merge
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
@@ -104,6 +106,35 @@ def test_a_mode_that_allows_a_lower_precision_excuses_nothing_where_eager_makes_
     assert refused(refs, function) == 0 and refused(refs, off, enough=6) == 6
 
 
+def test_a_convolution_may_take_tf32_where_eager_does():
+    x, y = torch.randn(2, 8, 12, 12), torch.randn(8, 8, 3, 3)
+    convolve = functional.conv2d
+    function = lambda x, y: torch.round(8 * convolve(x, y)).to(torch.int32)  # noqa: E731
+    other = lambda x, y: torch.round(8 * convolve(tf32(x * 0.7), tf32(y)) / 0.7).to(torch.int32)  # noqa: E731
+
+    def passes(**options) -> bool:
+        refs = references(function, x, y, **options)
+        trial = next(iter(refs.trials(1)))
+        error, text = check(z := other(*refs.inputs(trial.draw)), trial.expected[0])
+        assert text is not None, "operands are rounded elsewhere"
+        return refs.look_again(trial, 0, z, error) is not None
+
+    assert passes() and not passes(mode="highest")
+    assert not passes(arithmetic=precision), "as where cuDNN chooses an algorithm without TF32"
+
+
+@pytest.mark.parametrize(
+    ("mode", "convolution", "product"), [("default", True, False), ("high", True, True), ("highest", False, False)]
+)
+def test_each_product_moves_as_the_mode_lets_it(mode, convolution, product):
+    x = torch.rand(64, 1, 1, 1, dtype=torch.float64)
+    with Rounding(torch.float32, mode, 1):
+        found = functional.conv2d(x, x[:1]), x[:, :, 0, 0] @ x[0, 0]
+    exact = x * x[0], x[:, :, 0, 0] * x[0, 0]
+    moved = [float((a / b - 1).abs().max()) > 1e-4 for a, b in zip(found, exact, strict=True)]
+    assert moved == [convolution, product]
+
+
 def test_a_result_that_may_jump_is_no_excuse_for_a_lower_precision():
     function = lambda x, y: torch.where(x @ y > 0, x @ y, -0.1)  # noqa: E731
 
@@ -151,6 +182,18 @@ def test_a_region_is_given_the_same_leave(tmp_path):
     assert not may_jump(graph, program.regions[-1].ops) and may_jump(graph, graph.ops())
     y = last.expected[0].value
     assert last.look_again(0, y + 1, check(y + 1, last.expected[0])[0]) is None
+
+
+def test_random_numbers_drawn_anew_explain_nothing_in_a_region(tmp_path):
+    spec = KernelSpec.from_function(lambda x: torch.round(torch.dropout(8 * x.softmax(0), 0.5, True)), ROWS)
+    graph = capture_spec(spec)
+    program = Program.start(graph)
+    program = program.with_regions(merge(program.regions, [r.id for r in program.regions]))
+    region = RegionReference(References(spec, graph, torch.device("cpu")), program, program.regions[0], str(tmp_path))
+    (expected,) = region.expected
+    assert torch.count_nonzero(expected.value) > 1
+    y = torch.zeros_like(expected.value)
+    assert region.look_again(0, y, check(y, expected)[0]) is None
 
 
 def test_an_element_that_no_run_explains_is_refused():
