@@ -41,7 +41,7 @@ class Ppo:
         steps: steps in environments, at least; whole rollouts are taken.
         environments: environments side by side, each with all tasks.
         rollout: steps of each environment before an update.
-        batch: steps a step of the optimizer.
+        batch: steps a step of the optimizer; none may be left alone where advantages are scaled.
         epochs: passes over a rollout.
         rate: learning rate at first; it falls to a tenth of it over `steps`.
         gamma: discount.
@@ -74,6 +74,16 @@ class Ppo:
     target_kl: float | None = 0.1
     max_steps: int = field(default=32, metadata=POSITIVE)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        taken = self.environments * self.rollout
+        if self.steps and self.environments == self.rollout == 1:
+            raise ValueError("environments and rollout are both 1: an update needs at least two steps")
+        if self.steps and self.normalize and 1 in (min(self.batch, taken), taken % max(1, self.batch)):
+            raise ValueError(
+                f"the {taken} steps of a rollout, in batches of {self.batch}, leave one step alone, whose advantage "
+                "has no variance to be scaled to: change batch, rollout or environments, or set normalize = false"
+            )
 
 
 @dataclass(frozen=True)
