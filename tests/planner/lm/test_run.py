@@ -119,11 +119,13 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
 
     with pytest.raises(KeyboardInterrupt):
         run(kill)
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in run(lambda phase, row: None).curve]
-    whole = json.loads((trained / "report.json").read_text())["curve"]
+    report, before = run(lambda phase, row: None), json.loads((trained / "report.json").read_text())
+    rows, whole = [{k: v for k, v in row.items() if k != "seconds"} for row in report.curve], before["curve"]
     assert rows == [pytest.approx({k: v for k, v in row.items() if k != "seconds"}) for row in whole]
     assert all(torch.equal(weights(tmp_path / "run")[n], p) for n, p in weights(trained).items())
     assert not (tmp_path / "run" / "imitation.pt").exists()
+    again = run(lambda phase, row: None)  # nothing is left to do
+    assert (report.coverage, again.coverage) == (before["coverage"], before["coverage"])
     log = [json.loads(line)["phase"] for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
     assert log.count("chance") == log.count("untrained") == 1, "what was compared before is not compared again"
 
