@@ -18,10 +18,12 @@ train.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,6 +53,9 @@ READ = 1500
 
 PASSES = "imitation.pt"
 """File of a run's folder that says where imitation stands."""
+
+SETTINGS = "config.toml"
+"""File of a run's settings."""
 
 BEGUN = (PASSES, "imitated", FILE, "planner.json")
 """Of these files, a folder has one once something was trained in it."""
@@ -121,7 +126,8 @@ class Run:
         seconds: PPO ends once this process has trained for so long, and the run is finished as it stands.
 
     Raises:
-        TrainingError: the folder holds a run with other settings, or TensorBoard is wanted and not installed.
+        TrainingError: the folder holds a run with other settings, or one that another process trains, or TensorBoard
+            is wanted and not installed.
     """
 
     def __init__(
@@ -139,8 +145,13 @@ class Run:
 
     def __call__(self) -> Report:
         """Train, save, report."""
+        prepare(self.out, self.config)
+        with alone(self.out):
+            return self._trained()
+
+    # ---- parts
+    def _trained(self) -> Report:
         config = self.config
-        prepare(self.out, config)
         model = self._warm()
         rows = train(
             model,
@@ -167,7 +178,6 @@ class Run:
         report.save(self.out)
         return report
 
-    # ---- parts
     def _warm(self) -> PlannerModel:
         """The model after imitation and value pretraining; from the folder where it is there already."""
         config, s, figures = self.config, self.sources, self.out / IMITATED
@@ -256,7 +266,8 @@ def prepare(out: Path, config: TrainConfig) -> None:
     A run that ended before it had trained anything does not count: a run with other settings may take its folder.
 
     Raises:
-        TrainingError: it has others, no trees are named to train on, or TensorBoard is wanted and not installed.
+        TrainingError: it has others, another process trains in it, no trees are named to train on, or TensorBoard is
+            wanted and not installed.
     """
     if config.answers != "live" and not config.trees:
         raise TrainingError(
@@ -265,7 +276,10 @@ def prepare(out: Path, config: TrainConfig) -> None:
     if config.tensorboard and find_spec("tensorboard") is None:
         raise TrainingError("TensorBoard is not installed: pip install 'qimeng[tensorboard]', or leave its logs out")
     out.mkdir(parents=True, exist_ok=True)
-    path = out / "config.toml"
+    path = out / SETTINGS
+    if path.exists():
+        with alone(out):  # before what another process writes is taken away
+            pass
     if not any((out / part).exists() for part in BEGUN):
         for part in (ANSWERED, "progress.jsonl"):
             (out / part).unlink(missing_ok=True)
@@ -276,6 +290,23 @@ def prepare(out: Path, config: TrainConfig) -> None:
                 f"{out} holds a run with other settings ({', '.join(changed)}): name another folder, or give the same"
             )
     path.write_text(to_toml(config, explained=True))
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Hold the folder of a run for this process, until it ends at the latest.
+
+    Raises:
+        TrainingError: another process has it.
+    """
+    with open(out / SETTINGS) as settings:
+        try:
+            fcntl.flock(settings, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainingError(
+                f"another process trains in {out}: wait for it to end, or name another folder"
+            ) from None
+        yield
 
 
 def kept(out: Path) -> str:
@@ -332,6 +363,7 @@ __all__ = [
     "FINAL_SEEDS",
     "Report",
     "Run",
+    "alone",
     "kept",
     "prepare",
     "reward_words",

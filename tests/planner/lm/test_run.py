@@ -20,7 +20,7 @@ from qimeng.planner.lm import run as run_module
 from qimeng.planner.lm.adapt import adaptation_config, run_adaptation
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
 from qimeng.planner.lm.planner import LanguageModelPlanner
-from qimeng.planner.lm.run import Report, Run, prepare
+from qimeng.planner.lm.run import Report, Run, alone, prepare
 from qimeng.planner.lm.sources import gather
 from qimeng.planner.lm.stored import StoredTask
 from qimeng.planner.lm.weights import load
@@ -157,6 +157,17 @@ def test_a_run_that_never_began_holds_no_folder(
         main(["train", str(damaged), "--out", str(out)])
     assert "cannot be read as trees" in capsys.readouterr().err
     prepare(out, load_config(settings, [f'trees=["{trees_file}"]']))
+
+
+def test_two_processes_do_not_train_in_one_folder(trees_file: Path, settings: Path, tmp_path: Path) -> None:
+    config = load_config(settings, [f'trees=["{trees_file}"]'])
+    prepare(tmp_path, config)
+    (tmp_path / "progress.jsonl").touch()
+    with alone(tmp_path), pytest.raises(TrainingError, match="another process trains in .*: wait for it to end, or"):
+        prepare(tmp_path, config)
+    assert (tmp_path / "progress.jsonl").exists()
+    prepare(tmp_path, config)
+    assert not (tmp_path / "progress.jsonl").exists()
 
 
 def test_tensorboard_that_is_missing_is_named(
