@@ -30,6 +30,7 @@ from pathlib import Path
 
 import torch
 
+from qimeng.checkpoint import write_text
 from qimeng.envs.gym.reward import Reward, make_reward
 from qimeng.planner.lm.checkpoint import FILE, put_weights, trained_weights
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config, processor_of
@@ -183,8 +184,11 @@ class Run:
         config, s, figures = self.config, self.sources, self.out / IMITATED
         folder = figures.parent
         if figures.is_file():
-            data = json.loads(figures.read_text())
-            self.report.shares, self.report.pairs = data["shares"], data["pairs"]
+            try:
+                data = json.loads(figures.read_text())
+                self.report.shares, self.report.pairs = data["shares"], data["pairs"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise TrainingError(f"{figures} cannot be read ({error}): remove {folder} to imitate again") from None
             return _ready(load(folder, trainable=True), config)
         examples = s.examples
         model = start_model(config, s)
@@ -205,7 +209,7 @@ class Run:
         self.report.pairs = len(examples)
         note = Card(self.report.data, self.report.times, "imitation of the best branches alone", self.report.figures())
         save(model, folder, note)
-        figures.write_text(json.dumps({"shares": self.report.shares, "pairs": len(examples)}))
+        write_text(json.dumps({"shares": self.report.shares, "pairs": len(examples)}), figures)
         (self.out / PASSES).unlink(missing_ok=True)
         return model
 
@@ -289,7 +293,7 @@ def prepare(out: Path, config: TrainConfig) -> None:
             raise TrainingError(
                 f"{out} holds a run with other settings ({', '.join(changed)}): name another folder, or give the same"
             )
-    path.write_text(to_toml(config, explained=True))
+    write_text(to_toml(config, explained=True), path)
 
 
 @contextmanager

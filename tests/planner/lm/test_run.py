@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,7 +23,7 @@ from qimeng.planner.lm.adapt import adaptation_config, run_adaptation
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
 from qimeng.planner.lm.planner import LanguageModelPlanner
 from qimeng.planner.lm.run import Report, Run, alone, prepare
-from qimeng.planner.lm.sources import gather
+from qimeng.planner.lm.sources import IMITATED, gather
 from qimeng.planner.lm.stored import StoredTask
 from qimeng.planner.lm.weights import load
 
@@ -168,6 +170,32 @@ def test_two_processes_do_not_train_in_one_folder(trees_file: Path, settings: Pa
     assert (tmp_path / "progress.jsonl").exists()
     prepare(tmp_path, config)
     assert not (tmp_path / "progress.jsonl").exists()
+
+
+def test_a_full_disk_leaves_the_settings_of_a_run(
+    trees_file: Path, settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(settings, [f'trees=["{trees_file}"]'])
+    prepare(tmp_path, config)
+    (tmp_path / "imitated").mkdir()
+
+    def full(path: Path, text: str) -> int:
+        path.write_bytes(b"")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(Path, "write_text", full)
+        prepare(tmp_path, config)
+    prepare(tmp_path, config)  # there is room again, and the run goes on
+    assert {p.name for p in tmp_path.iterdir()} == {"config.toml", "imitated"}
+
+
+def test_damaged_figures_are_named(trained: Path, trees_file: Path, settings: Path, tmp_path: Path) -> None:
+    config = load_config(settings, [f'trees=["{trees_file}"]'])
+    out = Path(shutil.copytree(trained, tmp_path / "run"))
+    (out / IMITATED).write_text("{")
+    with pytest.raises(TrainingError, match=r"figures.json cannot be read .*: remove .*imitated to imitate again"):
+        Run(config, out, gather(config, out))()
 
 
 def test_tensorboard_that_is_missing_is_named(
