@@ -1,4 +1,4 @@
-"""Checkpoints of PyTorch, each a file that is written whole or not at all.
+"""Checkpoints of PyTorch, and the texts beside them, each a file that is written whole or not at all.
 
 Deals in files. Knows nothing about what is trained.
 """
@@ -35,6 +35,21 @@ def write_checkpoint(state: Mapping[str, Any], path: Path, error: type[QimengErr
         raise error(text) from found
 
 
+def write_text(text: str, path: Path) -> None:
+    """Write a small file beside checkpoints, whole or not at all as well.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(text)
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
 def read_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
     """What `write_checkpoint` wrote, with tensors on `device`.
 
@@ -48,4 +63,4 @@ def read_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
     return state
 
 
-__all__ = ["read_checkpoint", "write_checkpoint"]
+__all__ = ["read_checkpoint", "write_checkpoint", "write_text"]

@@ -58,7 +58,7 @@ def collect(
         return
     from functools import partial
 
-    from qimeng.bench.collect import LOG, STORE, Plan, explore_one, read_log, specs_of
+    from qimeng.bench.collect import LOG, STORE, Plan, explore_one, logged_specs, specs_of
     from qimeng.bench.collect import collect as run
     from qimeng.bench.gpus import gpu_places, visible_gpus
     from qimeng.bench.suites import suite_named
@@ -67,6 +67,8 @@ def collect(
     from qimeng.planner.data.generate import Bytes
     from qimeng.store import Store
 
+    if only and not suite:
+        raise QimengError("--only picks among the specs of a suite: give --suite too, or --families for drawn specs")
     try:
         make_coder(coder)
     except ValueError as error:
@@ -93,12 +95,12 @@ def collect(
     out.mkdir(parents=True, exist_ok=True)
     explored: Callable[..., Explored] = explore_away if pool else partial(explore_one, store=out / STORE)
     work = partial(explored, seconds=seconds_each, device=device, coder=coder)
-    with resumable(lambda: f"{out} keeps {len(read_log(out / LOG))} explored specs"):
+    with resumable(lambda: f"{out} keeps {logged_specs(out / LOG)} explored specs"):
         rows = run(plan, out, work, target.name, lambda row: screen.print(row_line(row), markup=False), pool)
     with Store(out / STORE) as store:
         counts = store.counts()
     stored = ", ".join(f"{n} {table}" for table, n in counts.items())
-    screen.print(f"{len(rows)} specs explored now, {len(read_log(out / LOG))} in all; the store holds {stored}")
+    screen.print(f"{len(rows)} specs explored now, {logged_specs(out / LOG)} in all; the store holds {stored}")
 
 
 @app.command()

@@ -109,9 +109,10 @@ def adapt(
     from qimeng.planner.lm.adapt import Adaptation, adaptation_config, run_adaptation
     from qimeng.planner.lm.planner import SHIPPED
     from qimeng.planner.lm.run import kept
+    from qimeng.planner.lm.settings import override
 
     start = SHIPPED if str(planner) == "lm" else planner
-    given = [f'device="{device}"', f'start="{start}"', f"lora={rank}", *_named(trees)]
+    given = [override("device", device), override("start", str(start)), override("lora", rank), *_named(trees)]
     settings = adaptation_config(config, [*given, *(overrides or ())])
     screen = console()
     with resumable(lambda: kept(out)), TrainDisplay(screen, settings.ppo.steps) as display:
@@ -123,12 +124,14 @@ def adapt(
 
 def _named(trees: list[Path] | None) -> list[str]:
     """The files as an override; empty if no file is named, so that the settings' own files are used."""
+    from qimeng.planner.lm.settings import override
+
     if not trees:
         return []
     missing = [p for p in trees if not p.is_file()]
     if missing:
         raise QimengError(f"{missing[0]} is not a file; pass a file that `qimeng collect export` wrote")
-    return ["trees=[" + ", ".join(f'"{p}"' for p in trees) + "]"]
+    return [override("trees", tuple(map(str, trees)))]
 
 
 def print_shares(screen: Console, shares: Mapping[str, Mapping[str, float]], times: str) -> None:

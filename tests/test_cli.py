@@ -156,6 +156,8 @@ def test_numbers_and_files_that_say_nothing_are_refused(tmp_path: Path, capsys: 
     assert f"{empty} holds no rows" in capsys.readouterr().err
     assert run("collect", "--specs", -3, "--out", tmp_path / "out") == 2
     assert "greater than or equal to 1" in capsys.readouterr().err
+    assert run("collect", "--only", "one", "--out", tmp_path / "out") == 2
+    assert "--only picks among the specs of a suite: give --suite too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [("optimize",), ("collect",), ("train",), ("adapt", "lm")], ids="-".join)

@@ -210,6 +210,11 @@ def read_log(log: Path) -> tuple[Explored, ...]:
     return tuple(Explored.from_json(line) for line in whole.splitlines())
 
 
+def logged_specs(log: Path) -> int:
+    """How many specs a log has rows of; one that was tried again, or with more evaluations, has several."""
+    return len({row.spec for row in read_log(log)})
+
+
 def append_rows(log: Path, rows: Iterable[Explored]) -> None:
     """Add `rows` at the end of the log and flush them to disk; a half-written last line is cut off first."""
     with open(log, "a+b") as out:
@@ -290,6 +295,7 @@ __all__ = [
     "assignments",
     "collect",
     "explore_one",
+    "logged_specs",
     "merge",
     "put_drawn",
     "read_log",

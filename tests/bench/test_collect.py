@@ -16,7 +16,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from qimeng.bench.collect import LOG, STORE, append_rows, assignments, collect, explore_one, merge, read_log, specs_of
+from qimeng.bench.collect import (
+    LOG,
+    STORE,
+    append_rows,
+    assignments,
+    collect,
+    explore_one,
+    logged_specs,
+    merge,
+    read_log,
+    specs_of,
+)
 from qimeng.bench.explore import Explored, explore
 from qimeng.bench.suite import Suite
 from qimeng.cli import main
@@ -124,6 +135,8 @@ def test_failures_are_rows_and_are_tried_again_where_asked(tmp_path: Path) -> No
         raise OSError("the disk is full")
 
     rows = collect(collecting.plan(1), tmp_path, fails, collecting.DEVICE)
+    collect(collecting.plan(1, retry=True), tmp_path, fails, collecting.DEVICE)
+    assert (len(read_log(tmp_path / LOG)), logged_specs(tmp_path / LOG)) == (2, 1)
     assert [r.error for r in rows] == ["OSError: the disk is full"]
     assert assignments(collecting.plan(1), tmp_path / LOG, collecting.DEVICE) == []
     assert len(assignments(collecting.plan(1, retry=True), tmp_path / LOG, collecting.DEVICE)) == 1

@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import operator
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, SupportsInt
 
@@ -165,15 +166,10 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
         """Begin an episode; ``options={"task": number}`` picks the task.
 
         Raises:
-            ValueError: there is no task of that number.
+            ValueError: there is no task of that number, or an option has another name.
         """
         super().reset(seed=seed)
-        number = (options or {}).get("task")
-        if number is None:
-            number = self._drawn(self.np_random)
-        if not 0 <= number < len(self.tasks):
-            raise ValueError(f"no task {number}; there are {len(self.tasks)}")
-        task = self.tasks[number]
+        task = self.tasks[self._picked(options or {})]
         self._session = Session(task, self._budget, self.store)
         asked = task.request(task.start).digest
         if asked in self.ahead:
@@ -274,6 +270,21 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
         return twin
 
     # ---- parts
+    def _picked(self, options: Mapping[str, Any]) -> int:
+        """Number of the task that `options` names, else of one that is drawn."""
+        if unknown := sorted(set(options) - {"task"}):
+            raise ValueError(f"unknown option {unknown[0]!r}; the only one is 'task', the number of a task")
+        number = options.get("task")
+        if number is None:
+            return self._drawn(self.np_random)
+        try:
+            index = operator.index(number)
+        except TypeError:
+            raise ValueError(f"a task is named by its number, got {number!r}") from None
+        if not 0 <= index < len(self.tasks):
+            raise ValueError(f"no task {index}; there are {len(self.tasks)}")
+        return index
+
     def _drawn(self, generator: np.random.Generator) -> int:
         """Number of a task."""
         return int(generator.integers(len(self.tasks)))

@@ -63,7 +63,7 @@ def write_trees(
             ours to pass on. `Tree.with_source` puts it back.
 
     Raises:
-        TreeError: nothing is left to write.
+        TreeError: nothing is left to write, or no tree is of a family that is to lose its text.
     """
     found = list(trees_of(store))
     chosen = [replace(t, source="") if t.family in without_source else t for t in found if keep(t)]
@@ -73,6 +73,11 @@ def write_trees(
             f"{store.path} holds no tree that is wanted: its {len(found)} trees are of {devices}"
             if found
             else f"{store.path} holds no tree of a spec with a source: collect some with `qimeng collect`"
+        )
+    there = sorted({t.family for t in found})
+    if missing := sorted(set(without_source) - set(there)):
+        raise TreeError(
+            f"{store.path} holds no tree of family {missing[0]!r} to leave out the source of; it has {', '.join(there)}"
         )
     return put_trees(chosen, path)
 

@@ -106,8 +106,6 @@ class TrainConfig:
         for name, setting, value in settings_of(self):
             if isinstance(value, int | float) and not isinstance(value, bool) and value not in range_of(setting):
                 raise TrainingError(f"{name} is a number {range_of(setting)}, not {value}")
-        if self.ppo.steps and self.ppo.environments * self.ppo.rollout < 2:
-            raise TrainingError("ppo.environments and ppo.rollout are both 1: an update needs at least two steps")
         if self.dtype != "float32" and not self.lora:
             raise TrainingError(f"dtype = {self.dtype!r} is for weights that stay as they are: set lora, say to 16")
 

@@ -18,16 +18,19 @@ train.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from qimeng.checkpoint import write_text
 from qimeng.envs.gym.reward import Reward, make_reward
 from qimeng.planner.lm.checkpoint import FILE, put_weights, trained_weights
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config, processor_of
@@ -51,6 +54,9 @@ READ = 1500
 
 PASSES = "imitation.pt"
 """File of a run's folder that says where imitation stands."""
+
+SETTINGS = "config.toml"
+"""File of a run's settings."""
 
 BEGUN = (PASSES, "imitated", FILE, "planner.json")
 """Of these files, a folder has one once something was trained in it."""
@@ -121,7 +127,8 @@ class Run:
         seconds: PPO ends once this process has trained for so long, and the run is finished as it stands.
 
     Raises:
-        TrainingError: the folder holds a run with other settings, or TensorBoard is wanted and not installed.
+        TrainingError: the folder holds a run with other settings, or one that another process trains, or TensorBoard
+            is wanted and not installed.
     """
 
     def __init__(
@@ -139,8 +146,13 @@ class Run:
 
     def __call__(self) -> Report:
         """Train, save, report."""
+        prepare(self.out, self.config)
+        with alone(self.out):
+            return self._trained()
+
+    # ---- parts
+    def _trained(self) -> Report:
         config = self.config
-        prepare(self.out, config)
         model = self._warm()
         rows = train(
             model,
@@ -167,14 +179,16 @@ class Run:
         report.save(self.out)
         return report
 
-    # ---- parts
     def _warm(self) -> PlannerModel:
         """The model after imitation and value pretraining; from the folder where it is there already."""
         config, s, figures = self.config, self.sources, self.out / IMITATED
         folder = figures.parent
         if figures.is_file():
-            data = json.loads(figures.read_text())
-            self.report.shares, self.report.pairs = data["shares"], data["pairs"]
+            try:
+                data = json.loads(figures.read_text())
+                self.report.shares, self.report.pairs = data["shares"], data["pairs"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise TrainingError(f"{figures} cannot be read ({error}): remove {folder} to imitate again") from None
             return _ready(load(folder, trainable=True), config)
         examples = s.examples
         model = start_model(config, s)
@@ -195,7 +209,7 @@ class Run:
         self.report.pairs = len(examples)
         note = Card(self.report.data, self.report.times, "imitation of the best branches alone", self.report.figures())
         save(model, folder, note)
-        figures.write_text(json.dumps({"shares": self.report.shares, "pairs": len(examples)}))
+        write_text(json.dumps({"shares": self.report.shares, "pairs": len(examples)}), figures)
         (self.out / PASSES).unlink(missing_ok=True)
         return model
 
@@ -256,7 +270,8 @@ def prepare(out: Path, config: TrainConfig) -> None:
     A run that ended before it had trained anything does not count: a run with other settings may take its folder.
 
     Raises:
-        TrainingError: it has others, no trees are named to train on, or TensorBoard is wanted and not installed.
+        TrainingError: it has others, another process trains in it, no trees are named to train on, or TensorBoard is
+            wanted and not installed.
     """
     if config.answers != "live" and not config.trees:
         raise TrainingError(
@@ -265,7 +280,10 @@ def prepare(out: Path, config: TrainConfig) -> None:
     if config.tensorboard and find_spec("tensorboard") is None:
         raise TrainingError("TensorBoard is not installed: pip install 'qimeng[tensorboard]', or leave its logs out")
     out.mkdir(parents=True, exist_ok=True)
-    path = out / "config.toml"
+    path = out / SETTINGS
+    if path.exists():
+        with alone(out):  # before what another process writes is taken away
+            pass
     if not any((out / part).exists() for part in BEGUN):
         for part in (ANSWERED, "progress.jsonl"):
             (out / part).unlink(missing_ok=True)
@@ -275,7 +293,24 @@ def prepare(out: Path, config: TrainConfig) -> None:
             raise TrainingError(
                 f"{out} holds a run with other settings ({', '.join(changed)}): name another folder, or give the same"
             )
-    path.write_text(to_toml(config, explained=True))
+    write_text(to_toml(config, explained=True), path)
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Hold the folder of a run for this process, until it ends at the latest.
+
+    Raises:
+        TrainingError: another process has it.
+    """
+    with open(out / SETTINGS) as settings:
+        try:
+            fcntl.flock(settings, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainingError(
+                f"another process trains in {out}: wait for it to end, or name another folder"
+            ) from None
+        yield
 
 
 def kept(out: Path) -> str:
@@ -332,6 +367,7 @@ __all__ = [
     "FINAL_SEEDS",
     "Report",
     "Run",
+    "alone",
     "kept",
     "prepare",
     "reward_words",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import tomllib
 import types
 import typing
@@ -44,6 +45,15 @@ def read_settings(kind: type, path: Path | None, overrides: Sequence[str], defau
             raise SettingsError(f"{path} cannot be read as TOML: {error}") from None
     _override(data, overrides)
     return _build(kind, data, "")
+
+
+def override(name: str, value: Any) -> str:
+    """A setting as an override of `read_settings`, whatever characters it has.
+
+    >>> override("trees", ("a.xz",))
+    'trees=["a.xz"]'
+    """
+    return f"{name}={_text(value)}"
 
 
 def to_toml(config: Any, explained: bool = False) -> str:
@@ -111,7 +121,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has the same escapes
     if isinstance(value, tuple):
         return f"[{', '.join(map(_text, value))}]"
     return repr(value)
@@ -182,4 +192,4 @@ def _value(kind: Any, value: Any, name: str) -> Any:
     return value
 
 
-__all__ = ["SettingsError", "differences", "meanings", "read_settings", "settings_of", "to_toml"]
+__all__ = ["SettingsError", "differences", "meanings", "override", "read_settings", "settings_of", "to_toml"]

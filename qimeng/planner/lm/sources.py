@@ -183,11 +183,24 @@ def within(trees: Sequence[Tree], evaluations: int, seed: int = 0) -> list[Tree]
 def split(
     trees: Sequence[Tree], share: float, families: Sequence[str] = (), seed: int = 0
 ) -> tuple[list[Tree], list[Tree]]:
-    """(to train on, held out): whole families, and a share of the other specs; trees of one spec stay together."""
+    """(to train on, held out): whole families, and a share of the other specs; trees of one spec stay together.
+
+    Raises:
+        TrainingError: no tree is of one of these families, or none is left to train on.
+    """
+    there = sorted({t.family for t in trees})
+    if missing := [f for f in families if f not in there]:
+        raise TrainingError(
+            f"held_out_families: no tree is of family {', '.join(map(repr, missing))}; there are {', '.join(there)}; "
+            "several are a list, such as " + f"{there[:2]}".replace("'", '"')
+        )
     specs = sorted({t.conditions.spec for t in trees if t.family not in families})
     apart = set(random.Random(seed).sample(specs, round(share * len(specs))))
     held = [t for t in trees if t.conditions.spec in apart or t.family in families]
-    return [t for t in trees if not (t.conditions.spec in apart or t.family in families)], held
+    kept = [t for t in trees if not (t.conditions.spec in apart or t.family in families)]
+    if not kept:
+        raise TrainingError(f"all {len(held)} trees are held out: give more trees, or lower held_out")
+    return kept, held
 
 
 def describe_trees(paths: Sequence[str], trees: Sequence[Tree]) -> str:

@@ -24,6 +24,7 @@ from qimeng.planner.lm.choices import ChoicesAlone
 from qimeng.planner.lm.ranges import POSITIVE, SHARE
 from qimeng.planner.lm.reading import Offering, ReadObservation
 from qimeng.planner.lm.scoring import ActionScorer
+from qimeng.planner.lm.stored import Offer
 from qimeng.planner.lm.weights import PlannerModel
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[dict[str, float]], None]
 """Called with figures: after each epoch of imitation, after each rollout of PPO, after each validation."""
+
+OFFERED = "offered"
+"""Of a checkpoint's notes, the states and shares that an `Offer` has counted."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Ppo:
         steps: steps in environments, at least; whole rollouts are taken.
         environments: environments side by side, each with all tasks.
         rollout: steps of each environment before an update.
-        batch: steps a step of the optimizer.
+        batch: steps a step of the optimizer; none may be left alone where advantages are scaled.
         epochs: passes over a rollout.
         rate: learning rate at first; it falls to a tenth of it over `steps`.
         gamma: discount.
@@ -74,6 +78,16 @@ class Ppo:
     target_kl: float | None = 0.1
     max_steps: int = field(default=32, metadata=POSITIVE)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        taken = self.environments * self.rollout
+        if self.steps and self.environments == self.rollout == 1:
+            raise ValueError("environments and rollout are both 1: an update needs at least two steps")
+        if self.steps and self.normalize and 1 in (min(self.batch, taken), taken % max(1, self.batch)):
+            raise ValueError(
+                f"the {taken} steps of a rollout, in batches of {self.batch}, leave one step alone, whose advantage "
+                "has no variance to be scaled to: change batch, rollout or environments, or set normalize = false"
+            )
 
 
 @dataclass(frozen=True)
@@ -263,6 +277,7 @@ def train(
     from stable_baselines3.common.callbacks import BaseCallback
 
     s, began, looks = settings or Ppo(), time.monotonic(), _Looks(validation)
+    counted = offer if isinstance(offer, Offer) else Offer()
 
     def tell(row: dict[str, float] | None) -> None:
         if row is None:
@@ -276,7 +291,8 @@ def train(
 
     def save() -> None:
         if checkpoint is not None:
-            save_checkpoint(learner, checkpoint, looks.notes(), looks.weights)
+            notes = {**looks.notes(), OFFERED: (counted.states, counted.shares)}
+            save_checkpoint(learner, checkpoint, notes, looks.weights)
 
     class Watch(BaseCallback):
         def _on_step(self) -> bool:
@@ -290,13 +306,16 @@ def train(
             looks.rollouts += 1
             episodes: Any = self.model.ep_info_buffer
             if episodes:
-                mean = {n: float(np.mean([e[k] for e in episodes])) for n, k in (("reward", "r"), ("length", "l"))}
+                mean = {
+                    n: float(np.mean([float(e[k]) for e in episodes])) for n, k in (("reward", "r"), ("length", "l"))
+                }
                 tell({"steps": self.num_timesteps, **mean, "seconds": time.monotonic() - began})
 
     learner = make_learner(model, tasks, s, reward, tensorboard, offer)
     resumed = checkpoint is not None and (Path(checkpoint) / FILE).exists()
     if checkpoint is not None and resumed:
-        notes, weights = load_checkpoint(learner, checkpoint)
+        notes, weights = load_checkpoint(learner, checkpoint)  # which looks at states again
+        counted.states, counted.shares = notes.pop(OFFERED, (counted.states, counted.shares))
         looks.take_up(notes, weights)
     left = s.steps - learner.num_timesteps
     if left > 0 and not looks.over:

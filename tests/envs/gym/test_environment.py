@@ -246,6 +246,10 @@ def test_several_tasks_are_drawn_from_the_seed(task: Task, graph: OpGraph) -> No
     assert env.session.task is other
     with pytest.raises(ValueError, match="no task 2"):
         env.reset(options={"task": 2})
+    with pytest.raises(ValueError, match="a task is named by its number, got 1.5"):
+        env.reset(options={"task": 1.5})
+    with pytest.raises(ValueError, match="unknown option 'tasks'; the only one is 'task'"):
+        env.reset(options={"tasks": 1})
 
 
 def test_rendering_prints_state_and_actions(task: Task) -> None:

@@ -297,6 +297,8 @@ def test_a_text_that_is_not_ours_is_left_out_and_put_back(store: Store, file: Pa
     with pytest.raises(TreeError, match="was left out of its tree: `qimeng collect merge --listed"):
         merge(tmp_path / "none", [less])
     assert not (tmp_path / "none").exists()
+    with pytest.raises(TreeError, match="holds no tree of family 'a,b' to leave out the source of; it has "):
+        write_trees(store, less, without_source=[family, "a,b"])
     others = next(t.source for t in whole.values() if t.conditions.spec != left[0].conditions.spec)
     with pytest.raises(TreeError, match="is that of another spec"):
         merge(tmp_path / "wrong", [less], {t.conditions.spec: others for t in left})

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 from qimeng.planner.lm.config import (
     TrainConfig,
@@ -16,9 +18,10 @@ from qimeng.planner.lm.config import (
 )
 from qimeng.planner.lm.imitation import Imitation
 from qimeng.planner.lm.mini import MiniSize
-from qimeng.planner.lm.settings import differences, meanings, to_toml
+from qimeng.planner.lm.settings import differences, meanings, override, to_toml
 from qimeng.planner.lm.training import Ppo
 from qimeng.planner.lm.value import ValueStart
+from tests.properties import PROPERTY
 
 TREES = "trees=a.xz"
 
@@ -73,6 +76,11 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
         ([TREES, "ppo.environments=0"], "ppo.environments is a number from 1 on, not 0"),
         ([TREES, "ppo.gae=1.5"], "ppo.gae is a number from 0 to 1, not 1.5"),
         ([TREES, "ppo.environments=1", "ppo.rollout=1"], "an update needs at least two steps"),
+        ([TREES, "ppo.batch=1"], "ppo: the 512 steps of a rollout, in batches of 1, leave one step alone"),
+        (
+            [TREES, "ppo.environments=5", "ppo.rollout=13"],
+            "ppo: the 65 steps of a rollout, in batches of 64, leave one",
+        ),
         ([TREES, "mini.hidden=225"], "mini: the width must be a multiple of twice the heads.* got 225, 7 and 1"),
         ([TREES, "mini.kv_heads=0"], "mini: .*got 224, 7 and 0"),
         ([TREES, "teacher.guide=nobody"], "teacher: unknown planner 'nobody'; known: heuristic"),
@@ -82,6 +90,19 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
 def test_what_does_not_fit_is_refused(given: list[str], message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         load_config(None, given)
+
+
+def test_a_step_may_stand_alone_where_advantages_are_not_scaled() -> None:
+    assert load_config(None, [TREES, "ppo.batch=1", "ppo.normalize=false"]).ppo.batch == 1
+    assert load_config(None, [TREES, "ppo.batch=1", "ppo.steps=0"]).ppo.batch == 1
+
+
+@PROPERTY
+@drawn(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_an_override_says_any_text(text: str) -> None:
+    found = load_config(None, [override("trees", (text, "b.xz")), override("start", text)])
+    assert (found.trees, found.start) == ((text, "b.xz"), text)
+    assert load_config(None, [override("seed", 3)]).seed == 3
 
 
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:

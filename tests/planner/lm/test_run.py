@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,8 +22,8 @@ from qimeng.planner.lm import run as run_module
 from qimeng.planner.lm.adapt import adaptation_config, run_adaptation
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
 from qimeng.planner.lm.planner import LanguageModelPlanner
-from qimeng.planner.lm.run import Report, Run, prepare
-from qimeng.planner.lm.sources import gather
+from qimeng.planner.lm.run import Report, Run, alone, prepare
+from qimeng.planner.lm.sources import IMITATED, gather
 from qimeng.planner.lm.stored import StoredTask
 from qimeng.planner.lm.weights import load
 
@@ -119,11 +121,13 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
 
     with pytest.raises(KeyboardInterrupt):
         run(kill)
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in run(lambda phase, row: None).curve]
-    whole = json.loads((trained / "report.json").read_text())["curve"]
+    report, before = run(lambda phase, row: None), json.loads((trained / "report.json").read_text())
+    rows, whole = [{k: v for k, v in row.items() if k != "seconds"} for row in report.curve], before["curve"]
     assert rows == [pytest.approx({k: v for k, v in row.items() if k != "seconds"}) for row in whole]
     assert all(torch.equal(weights(tmp_path / "run")[n], p) for n, p in weights(trained).items())
     assert not (tmp_path / "run" / "imitation.pt").exists()
+    again = run(lambda phase, row: None)  # nothing is left to do
+    assert (report.coverage, again.coverage) == (before["coverage"], before["coverage"])
     log = [json.loads(line)["phase"] for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
     assert log.count("chance") == log.count("untrained") == 1, "what was compared before is not compared again"
 
@@ -155,6 +159,43 @@ def test_a_run_that_never_began_holds_no_folder(
         main(["train", str(damaged), "--out", str(out)])
     assert "cannot be read as trees" in capsys.readouterr().err
     prepare(out, load_config(settings, [f'trees=["{trees_file}"]']))
+
+
+def test_two_processes_do_not_train_in_one_folder(trees_file: Path, settings: Path, tmp_path: Path) -> None:
+    config = load_config(settings, [f'trees=["{trees_file}"]'])
+    prepare(tmp_path, config)
+    (tmp_path / "progress.jsonl").touch()
+    with alone(tmp_path), pytest.raises(TrainingError, match="another process trains in .*: wait for it to end, or"):
+        prepare(tmp_path, config)
+    assert (tmp_path / "progress.jsonl").exists()
+    prepare(tmp_path, config)
+    assert not (tmp_path / "progress.jsonl").exists()
+
+
+def test_a_full_disk_leaves_the_settings_of_a_run(
+    trees_file: Path, settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(settings, [f'trees=["{trees_file}"]'])
+    prepare(tmp_path, config)
+    (tmp_path / "imitated").mkdir()
+
+    def full(path: Path, text: str) -> int:
+        path.write_bytes(b"")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(Path, "write_text", full)
+        prepare(tmp_path, config)
+    prepare(tmp_path, config)  # there is room again, and the run goes on
+    assert {p.name for p in tmp_path.iterdir()} == {"config.toml", "imitated"}
+
+
+def test_damaged_figures_are_named(trained: Path, trees_file: Path, settings: Path, tmp_path: Path) -> None:
+    config = load_config(settings, [f'trees=["{trees_file}"]'])
+    out = Path(shutil.copytree(trained, tmp_path / "run"))
+    (out / IMITATED).write_text("{")
+    with pytest.raises(TrainingError, match=r"figures.json cannot be read .*: remove .*imitated to imitate again"):
+        Run(config, out, gather(config, out))()
 
 
 def test_tensorboard_that_is_missing_is_named(

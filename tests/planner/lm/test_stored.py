@@ -213,6 +213,10 @@ def test_specs_are_held_out_whole(stored: Stored) -> None:
     family = trees[0].family
     kept, held = split(trees, 0.0, (family,))
     assert {t.family for t in held} == {family} and family not in {t.family for t in kept}
+    with pytest.raises(TrainingError, match=r"no tree is of family 'a,b'; there are .*several are a list, such as \["):
+        split(trees, 0.0, ("a,b",))
+    with pytest.raises(TrainingError, match=r"all 2 trees are held out: give more trees, or lower held_out"):
+        split(trees[:1] * 2, 0.9)
 
 
 def test_a_budget_pays_for_whole_trees(stored: Stored) -> None:
