@@ -16,6 +16,7 @@ from torch.export import exported_program
 from torch.fx import Graph, Node
 
 from qimeng.graph.decompose_once import DETACHING, NotByKinds, decompose_once
+from qimeng.graph.functional import without_writes
 from qimeng.graph.own_parts import PARTS
 
 KEPT = (
@@ -41,6 +42,7 @@ Table = Mapping[Any, Callable[..., Any]]
 
 def decomposed(exported: Any) -> Any:
     """The `torch.export.ExportedProgram` with its operators taken apart; it may be changed in place."""
+    without_writes(exported)
     try:
         return decompose_once(exported, traced, partial(_stays, _table(tuple(torch.ops))))
     except NotByKinds:
