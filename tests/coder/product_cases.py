@@ -7,6 +7,7 @@ two processes of their own (a file of cases as a script) that print one JSON row
 from __future__ import annotations
 
 import json
+import sys
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -224,6 +225,33 @@ def compile_all(cases: dict[str, Case], names: list[str]) -> None:
                     row["failure"] = f"{type(error).__name__}: {error}"
                     row["trace"] = traceback.format_exc()
                 print(json.dumps(row), flush=True)
+
+
+def as_script(cases: dict[str, Case], infinite: Callable[[], None]) -> None:
+    """What a file of cases does as a script: run or compile cases, those named or all; or `infinite`."""
+    how, *names = sys.argv[1:]
+    if how == "infinite":
+        infinite()
+    elif how == "interpret":
+        interpret(cases, names, quick=cases)
+    else:
+        compile_all(cases, names)
+
+
+def infinities(case: Case, number: int, changes: dict[str, Any], at: tuple[int, ...]) -> None:
+    """Print whether results are finite where PyTorch's are, of an input that is infinite `at` a position."""
+    from qimeng.program.program import load_source
+
+    graph, region, _, impl = printed(case, number, changes)
+    module, (x,) = case.module(), case.inputs()
+    x[(slice(None), slice(None), *at)] = float("inf")
+    y = module(x)
+    loaded = load_source(HEADER + impl.source, f"infinite_{number}")
+    given = arguments(graph, region, module, (x,))
+    made = getattr(loaded, impl.prepare)(*[given[i] for i in impl.prepare_inputs]) if impl.prepare else ()
+    (found,) = getattr(loaded, impl.entry)(*given, *made)
+    same = torch.equal(found.isfinite(), y.isfinite())
+    print(json.dumps({"same": same, "infinite": int((~y.isfinite()).sum())}), flush=True)
 
 
 def rows(file: str, how: str, *names: str) -> list[dict[str, Any]]:

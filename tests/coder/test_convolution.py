@@ -6,8 +6,6 @@ script), as `product_cases` says.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -22,17 +20,15 @@ from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.staging import stageable
 from qimeng.device import device_named
 from qimeng.errors import IllegalAction
-from qimeng.program.program import load_source
 from tests.coder.product_cases import (
     BF16,
     FP16,
-    HEADER,
     Call,
     Case,
     add,
+    as_script,
     check,
-    compile_all,
-    interpret,
+    infinities,
     measured,
     planned,
     printed,
@@ -351,17 +347,7 @@ def infinite() -> None:
     """Print where results are finite, of an input with an infinity."""
     case = cases()["copied, transposed, odd"]
     for number, changes in enumerate(case.schedules):
-        implementation = printed(case, number, changes)[-1]
-        module, (x,) = case.module(), case.inputs()
-        x[:, :, 1, 1] = float("inf")
-        y = module(x)
-        loaded = load_source(HEADER + implementation.source, f"infinite_{number}")
-        given = [x, module.w]
-        prepare = implementation.prepare
-        made = loaded.__dict__[prepare](*[given[i] for i in implementation.prepare_inputs]) if prepare else ()
-        (found,) = loaded.__dict__[implementation.entry](*given, *made)
-        same = torch.equal(found.isfinite(), y.isfinite())
-        print(json.dumps({"same": same, "infinite": int((~y.isfinite()).sum())}), flush=True)
+        infinities(case, number, changes, (1, 1))
 
 
 def test_an_infinity_meets_only_its_own_weights() -> None:
@@ -460,17 +446,5 @@ def test_other_cases_cross_compile() -> None:
     check(cases(), rows(__file__, "compile", *[name for name in cases() if name not in QUICK][::2]))
 
 
-def main() -> None:
-    """As a script: the cases named, or all, in the interpreter or through the compiler; or an infinity among inputs."""
-    how, *names = sys.argv[1:]
-    if how == "infinite":
-        infinite()
-        return
-    if how == "interpret":
-        interpret(cases(), names, quick=cases())
-    else:
-        compile_all(cases(), names)
-
-
 if __name__ == "__main__":
-    main()
+    as_script(cases(), infinite)

@@ -5,8 +5,6 @@ The cases run in processes of their own (this file as a script), as `product_cas
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -19,19 +17,16 @@ from qimeng.coder.template.families.gemm.family import Gemm
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.staging import shiftable, under
 from qimeng.device import device_named
-from qimeng.program.program import load_source
 from tests.coder.product_cases import (
     BF16,
     FP16,
-    HEADER,
     Call,
     Case,
     add,
+    as_script,
     check,
-    compile_all,
-    interpret,
+    infinities,
     planned,
-    printed,
     rows,
     shapes,
 )
@@ -156,34 +151,15 @@ def test_others_cross_compile() -> None:
 
 
 def infinite() -> None:
-    """Print whether results are finite where PyTorch's are, of an input with an infinity."""
-    case = cases()["phases of different lengths"]
-    implementation = printed(case, 0, TF32)[-1]
-    module, (x,) = case.module(), case.inputs()
-    x[:, :, 7, 9] = float("inf")
-    loaded = load_source(HEADER + implementation.source, "infinite")
-    given = [x, module.w, module.b]
-    made = getattr(loaded, implementation.prepare)(*[given[i] for i in implementation.prepare_inputs])
-    (found,) = getattr(loaded, implementation.entry)(*given, *made)
-    y = module(x)
-    print(json.dumps({"same": torch.equal(found.isfinite(), y.isfinite()), "some": bool((~y.isfinite()).any())}))
+    """Print where results are finite, of an input with an infinity."""
+    infinities(cases()["phases of different lengths"], 0, TF32, (7, 9))
 
 
 def test_an_infinity_reaches_its_own_windows_alone() -> None:
     """A phase without an element of the window reads zeros, not its neighbours."""
-    assert rows_of(__file__, "infinite") == [{"same": True, "some": True}]
-
-
-def main() -> None:
-    """As a script: the cases named, or all, in the interpreter or through the compiler."""
-    how, *names = sys.argv[1:]
-    if how == "infinite":
-        infinite()
-    elif how == "interpret":
-        interpret(cases(), names, quick=cases())
-    else:
-        compile_all(cases(), names)
+    (found,) = rows_of(__file__, "infinite")
+    assert found["same"] and found["infinite"]
 
 
 if __name__ == "__main__":
-    main()
+    as_script(cases(), infinite)

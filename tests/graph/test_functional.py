@@ -12,15 +12,7 @@ from torch.nn import functional
 
 from qimeng.graph import decompose
 from qimeng.graph.functional import without_writes
-
-
-class Call(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(x)
+from qimeng.spec.origin import FunctionModule
 
 
 def residual(x: Tensor) -> Tensor:
@@ -99,7 +91,7 @@ def writes(program: Any) -> int:
 )
 def test_results_stay_the_same(function: Callable[[Tensor], Any], left: int) -> None:
     x = torch.randn(3, 4)
-    program = torch.export.export(Call(function), (x.clone(),))
+    program = torch.export.export(FunctionModule(function), (x.clone(),))
     expected = function(x.clone())
     without_writes(program)
     program.graph.lint()
