@@ -181,7 +181,10 @@ def _input_structure(leaves: list[Any], in_spec: Any) -> Structure:
     """How the inputs are put together, which a standalone file checks."""
     for x in leaves:
         if not isinstance(x, (torch.Tensor, bool, int, float, str, type(None), *CONSTANTS)):
-            raise CaptureError(f"an input is a {type(x).__name__}, neither a tensor nor a plain number or string")
+            raise CaptureError(
+                f"an input is a {type(x).__name__}, neither a tensor nor a plain number or string. To have it "
+                "optimized, pass its tensors and numbers, and put the object together inside of forward"
+            )
     try:
         structure = structure_of(in_spec)
         if any(c.kind == "object" for c in structure.classes()):
@@ -216,6 +219,8 @@ def _numbers_in_plain_arithmetic(graph: OpGraph) -> bool:
     for node in graph.ops():
         operands = [graph.nodes[v.node] for v in node.operands()]
         if any(o.kind == "scalar" for o in operands):
+            if not node.target.startswith("aten."):  # a piece of PyTorch code, which asks for the number itself
+                return False
             packet, overload = node.target.removeprefix("aten.").rsplit(".", 1)
             schema = getattr(getattr(torch.ops.aten, packet), overload)._schema
             kinds = [str(a.type) for a in schema.arguments if "Tensor" in str(a.type)]

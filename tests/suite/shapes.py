@@ -225,3 +225,13 @@ class Depthwise(nn.Module):
 def positions(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     y = (x + n).reshape(4, 6)[1:3, 2:].reshape(8)
     return y * 2, torch.cat([y, y.flip(0)]).view(4, 4).amax(1)
+
+
+@problem("written where a mask says", normal((4, 5, 6)))
+def written_by_mask(x: Tensor) -> tuple[Tensor, ...]:
+    y, rows, planes, added = x.relu(), x.exp(), x.clone(), x.tanh()
+    y[x > 1] = float("nan")
+    rows[x.sum(-1) > 0] = x[0, 0]
+    planes[:, x[0] < 0] = x[:, 0, :1]
+    added.index_put_((x[:, 0, 0] > 0,), x[:1], accumulate=True)
+    return y, rows, planes, added
