@@ -33,6 +33,8 @@ from qimeng.graph.experts.visits import Visits
 from qimeng.graph.leaves import Call, hide, innermost
 from qimeng.graph.loops.roll import rolled
 from qimeng.graph.loops.writes import concatenated
+from qimeng.graph.masked import choose_by_masks
+from qimeng.graph.one_each import choose_in_rows
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.padding import as_without_gradients
 from qimeng.graph.replaced import written_into
@@ -345,6 +347,8 @@ def _graph(
     def made() -> OpGraph:
         exported, others = _export(module, inputs, experts)
         sums = () if experts is None else all_rows(exported, experts, lambda v: _export(module, inputs, v)[0])
+        choose_by_masks(exported)
+        choose_in_rows(exported)
         return stacked(converted(exported, others, structure, leaves, floats, attributes), sums)
 
     try:

@@ -235,3 +235,20 @@ def written_by_mask(x: Tensor) -> tuple[Tensor, ...]:
     planes[:, x[0] < 0] = x[:, 0, :1]
     added.index_put_((x[:, 0, 0] > 0,), x[:1], accumulate=True)
     return y, rows, planes, added
+
+
+@problem("computed where a mask says", lambda: (torch.randn(4, 6), torch.rand(4) > 0.5, torch.randn(4, 6)))
+def computed_by_mask(x: Tensor, rows: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    a, b, c = x.exp(), x.relu(), torch.zeros_like(x)
+    a[x > 0] = (x[x > 0] * 0.5).tanh() + y[x > 0]
+    b[rows] = b[rows] * y[0] - y[rows]
+    b[rows] += 1
+    c[:, y[0] > 0] += x[:, y[0] > 0].sigmoid()
+    return a, b, c
+
+
+@problem("one element of each row", lambda: (torch.randn(5, 7), torch.randint(-7, 7, (5,))), stays=("arange",))
+def one_of_each_row(x: Tensor, labels: Tensor) -> Tensor:
+    y = x.softmax(-1)
+    y[torch.arange(5), labels] -= 1.0
+    return y * 0.2
