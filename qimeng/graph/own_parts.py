@@ -1,4 +1,4 @@
-"""Operators that PyTorch's table leaves whole and that are taken apart here, into products, norms and choices.
+"""Operators that PyTorch's table leaves whole and that are taken apart here: into products, norms, choices, one spelling.
 
 Deals in functions of tensors, of the same arguments as the operators. Knows nothing about graphs or kernels.
 """
@@ -69,11 +69,21 @@ def _index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accu
     return torch.where(mask, x + values if accumulate else values, x)
 
 
+def _var_mean(x: Tensor, unbiased: bool = True) -> Any:
+    return torch.var_mean(x, correction=int(unbiased))
+
+
+def _var_mean_along(x: Tensor, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
+    return torch.var_mean(x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
 PARTS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.addbmm.default: _addbmm,
     torch.ops.aten._trilinear.default: _trilinear,
     torch.ops.aten._pdist_forward.default: _pdist,
     torch.ops.aten.index_put.default: _index_put,
+    torch.ops.aten.var_mean.default: _var_mean,
+    torch.ops.aten.var_mean.dim: _var_mean_along,
 }
 """Operator to what it is made of."""
 
