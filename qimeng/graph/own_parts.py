@@ -1,4 +1,4 @@
-"""Operators that PyTorch's table leaves whole and that are taken apart here: into products, norms, choices, one spelling.
+"""Operators that PyTorch's table leaves whole and that are taken apart here: into products, norms, choices, one form.
 
 Deals in functions of tensors, of the same arguments as the operators. Knows nothing about graphs or kernels.
 """
