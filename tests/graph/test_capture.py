@@ -191,6 +191,10 @@ def test_other_dtypes(dtype: str) -> None:
     assert {m.dtype for n in graph.nodes.values() for m in n.metas if m} == {dtype}
 
 
+def test_complex_numbers_of_half_type_are_compared() -> None:
+    assert function(lambda x: x.to(torch.complex32), X).meta(Value("_to_copy")).dtype == "complex32"
+
+
 def test_mutations_are_outputs() -> None:
     graph = capture_spec(KernelSpec.of(torch.nn.BatchNorm1d(6), (X,)))
     assert [k for k, _ in graph.mutations] == ["running_mean", "running_var", "num_batches_tracked"]
