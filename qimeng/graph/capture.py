@@ -37,6 +37,7 @@ from qimeng.graph.masked import choose_by_masks
 from qimeng.graph.one_each import choose_in_rows
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.padding import as_without_gradients
+from qimeng.graph.picked import gather_picked
 from qimeng.graph.replaced import written_into
 from qimeng.graph.stand_ins import OtherFunctions
 from qimeng.graph.structure import Structure, UnknownStructure, structure_of
@@ -347,6 +348,7 @@ def _graph(
     def made() -> OpGraph:
         exported, others = _export(module, inputs, experts)
         sums = () if experts is None else all_rows(exported, experts, lambda v: _export(module, inputs, v)[0])
+        gather_picked(exported)
         choose_by_masks(exported)
         choose_in_rows(exported)
         return stacked(converted(exported, others, structure, leaves, floats, attributes), sums)

@@ -252,3 +252,13 @@ def one_of_each_row(x: Tensor, labels: Tensor) -> Tensor:
     y = x.softmax(-1)
     y[torch.arange(5), labels] -= 1.0
     return y * 0.2
+
+
+@problem(
+    "picked by a tensor",
+    lambda: (torch.randn(6, 8, 3), torch.tensor(-2), torch.tensor([5])),
+    stays=("torch._local_scalar_dense_select",),
+)
+def picked(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
+    """The last is a view in the module, whose strides a gather does not have."""
+    return x[i] * 2, x.tanh()[:, j.squeeze()].sum(-1), x.exp()[1, :, i + 1]
