@@ -33,8 +33,11 @@ from qimeng.graph.experts.visits import Visits
 from qimeng.graph.leaves import Call, hide, innermost
 from qimeng.graph.loops.roll import rolled
 from qimeng.graph.loops.writes import concatenated
+from qimeng.graph.masked import choose_by_masks
+from qimeng.graph.one_each import choose_in_rows
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.padding import as_without_gradients
+from qimeng.graph.picked import gather_picked
 from qimeng.graph.replaced import written_into
 from qimeng.graph.stand_ins import OtherFunctions
 from qimeng.graph.structure import Structure, UnknownStructure, structure_of
@@ -181,7 +184,10 @@ def _input_structure(leaves: list[Any], in_spec: Any) -> Structure:
     """How the inputs are put together, which a standalone file checks."""
     for x in leaves:
         if not isinstance(x, (torch.Tensor, bool, int, float, str, type(None), *CONSTANTS)):
-            raise CaptureError(f"an input is a {type(x).__name__}, neither a tensor nor a plain number or string")
+            raise CaptureError(
+                f"an input is a {type(x).__name__}, neither a tensor nor a plain number or string. To have it "
+                "optimized, pass its tensors and numbers, and put the object together inside of forward"
+            )
     try:
         structure = structure_of(in_spec)
         if any(c.kind == "object" for c in structure.classes()):
@@ -216,6 +222,8 @@ def _numbers_in_plain_arithmetic(graph: OpGraph) -> bool:
     for node in graph.ops():
         operands = [graph.nodes[v.node] for v in node.operands()]
         if any(o.kind == "scalar" for o in operands):
+            if not node.target.startswith("aten."):  # a piece of PyTorch code, which asks for the number itself
+                return False
             packet, overload = node.target.removeprefix("aten.").rsplit(".", 1)
             schema = getattr(getattr(torch.ops.aten, packet), overload)._schema
             kinds = [str(a.type) for a in schema.arguments if "Tensor" in str(a.type)]
@@ -340,6 +348,9 @@ def _graph(
     def made() -> OpGraph:
         exported, others = _export(module, inputs, experts)
         sums = () if experts is None else all_rows(exported, experts, lambda v: _export(module, inputs, v)[0])
+        gather_picked(exported)
+        choose_by_masks(exported)
+        choose_in_rows(exported)
         return stacked(converted(exported, others, structure, leaves, floats, attributes), sums)
 
     try:

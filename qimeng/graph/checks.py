@@ -40,6 +40,18 @@ MOST = 32
 _TRUTHS = (torch.Tensor.__bool__, torch.Tensor.item)
 
 
+def _equal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x == y).all() if x.shape == y.shape else torch.zeros((), dtype=torch.bool, device=x.device)
+
+
+_COMPARED: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.allclose: lambda *args, **kwargs: torch.isclose(*args, **kwargs).all(),
+    torch.equal: _equal,
+}
+"""What the functions that say true or false of two tensors look at, as a tensor."""
+_COMPARED |= {torch.Tensor.allclose: _COMPARED[torch.allclose], torch.Tensor.equal: _equal}
+
+
 @dataclass(frozen=True)
 class Check:
     """A place where the module raises an error for some values.
@@ -66,6 +78,10 @@ class _Truths(TorchFunctionMode):
         frame = sys._getframe(1)
         if func in _TRUTHS and (func is not torch.Tensor.item or args[0].dtype is torch.bool):
             found = self.answer(_site(frame), args[0], frame.f_code)
+            if found is not None:
+                return found
+        elif func in _COMPARED:
+            found = self.answer(_site(frame), _COMPARED[func](*args, **(kwargs or {})), frame.f_code)
             if found is not None:
                 return found
         elif func is torch._assert and isinstance(args[0], torch.Tensor):  # what it calls does not come here again

@@ -1,4 +1,4 @@
-"""Operators that PyTorch's table leaves whole and that are taken apart here, into products and norms.
+"""Operators that PyTorch's table leaves whole and that are taken apart here: into products, norms, choices, one form.
 
 Deals in functions of tensors, of the same arguments as the operators. Knows nothing about graphs or kernels.
 """
@@ -51,10 +51,39 @@ def _pdist(x: Tensor, p: float = 2.0) -> Any:
     return torch.linalg.vector_norm(x[first] - x[second], p, 1)
 
 
+def _index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """A mask that writes the same values at each place (``x[mask] = 0``) is a choice between two tensors."""
+    chosen = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if len(chosen) != 1 or chosen[0][1].dtype != torch.bool:
+        return NotImplemented
+    first, mask = chosen[0]
+    behind, sizes = x.dim() - first - mask.dim(), list(values.shape)
+    place = len(sizes) - behind - 1  # the dimension of `values` for the places that the mask chooses
+    if place >= 0:
+        if not isinstance(sizes[place], int) or sizes[place] != 1:  # a symbol: as many as the mask chooses
+            return NotImplemented
+        if mask.dim() > 1:
+            values = values.reshape(sizes[:place] + [1] * mask.dim() + sizes[place + 1 :])
+    if behind:
+        mask = mask.reshape(list(mask.shape) + [1] * behind)
+    return torch.where(mask, x + values if accumulate else values, x)
+
+
+def _var_mean(x: Tensor, unbiased: bool = True) -> Any:
+    return torch.var_mean(x, correction=int(unbiased))
+
+
+def _var_mean_along(x: Tensor, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
+    return torch.var_mean(x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
 PARTS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.addbmm.default: _addbmm,
     torch.ops.aten._trilinear.default: _trilinear,
     torch.ops.aten._pdist_forward.default: _pdist,
+    torch.ops.aten.index_put.default: _index_put,
+    torch.ops.aten.var_mean.default: _var_mean,
+    torch.ops.aten.var_mean.dim: _var_mean_along,
 }
 """Operator to what it is made of."""
 

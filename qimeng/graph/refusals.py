@@ -40,6 +40,11 @@ NESTED_INSTEAD = (
     "To have it optimized, keep values and offsets as dense tensors and write reductions of segments (segment_reduce, "
     "index_add)"
 )
+MODULE = "it moves a module inside of forward, as one that it makes there"
+MODULE_INSTEAD = (
+    "To have it optimized, make the module once, outside, and give that one; or call torch.nn.functional with its "
+    "weights"
+)
 
 _VALUES = ("DataDependent", "PendingUnbacked", "UserError")
 _NESTED = ("nested_tensor", "NestedTensor", "jagged")
@@ -54,7 +59,7 @@ def of_export(error: BaseException) -> str:
         error: what it raised, with its traceback.
     """
     first, name = (str(error).strip().splitlines() or [""])[0], type(error).__name__
-    if any(word in name for word in _VALUES) or "unbacked" in first:
+    if any(word in name for word in _VALUES) or "unbacked" in first or "(got SymInt)" in first:
         return f"{VALUES}{line_of(error)}. {INSTEAD}"
     if "DynamicOutputShape" in name:
         return f"the size of what {first.removesuffix('.default')} yields depends on values{line_of(error)}. {INSTEAD}"
@@ -72,6 +77,8 @@ def of_export(error: BaseException) -> str:
         return f"{SPARSE}{line_of(error)}. {SPARSE_INSTEAD}"
     if any(word in first for word in _NUMPY):
         return f"{NUMPY}{line_of(error)}. {INSTEAD}"
+    if "Couldn't swap" in first:
+        return f"{MODULE}{line_of(error)}. {MODULE_INSTEAD}"
     return f"torch.export: {name}: {first[:300]}{line_of(error)}"
 
 

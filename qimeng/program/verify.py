@@ -424,10 +424,10 @@ def _same(what: str, a: Any, b: Any) -> None:
             raise CaptureError(
                 f"{what} has {fact} {getattr(b, fact)} from the graph, {getattr(a, fact)} from the module"
             )
+    if a.is_complex():  # PyTorch does not compare those of half type
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     if torch.equal(a, b):
         return
-    if a.is_complex():
-        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     if not a.is_floating_point():
         raise CaptureError(f"{what} differs in {int((a != b).sum())} of {a.numel()} elements")
     limit = TOLERANCE.get(a.dtype, 0.1)

@@ -159,6 +159,7 @@ def test_numbers_are_kept_free_where_a_tensor_decides_the_dtype() -> None:
         (lambda x, s: x * s, torch.arange(9)),  # the number makes the result floating
         (lambda x, s: (x, s), X),
         (lambda x, s: torch.lerp(x, x + 1, s), X),
+        (lambda x, s: torch.threshold(x, s, 3.0), X),  # PyTorch takes it apart with `item`
     ):
         assert function(f, x, 2.0).scalars == {1: 2.0}
     assert function(lambda x, s: x.clamp(max=s), X, float("inf")).scalars == {1: float("inf")}
@@ -190,6 +191,10 @@ def test_other_dtypes(dtype: str) -> None:
     assert {m.dtype for n in graph.nodes.values() for m in n.metas if m} == {dtype}
 
 
+def test_complex_numbers_of_half_type_are_compared() -> None:
+    assert function(lambda x: x.to(torch.complex32), X).meta(Value("_to_copy")).dtype == "complex32"
+
+
 def test_mutations_are_outputs() -> None:
     graph = capture_spec(KernelSpec.of(torch.nn.BatchNorm1d(6), (X,)))
     assert [k for k, _ in graph.mutations] == ["running_mean", "running_var", "num_batches_tracked"]
@@ -219,13 +224,21 @@ def test_random_operators_agree_when_seeded() -> None:
         (lambda x: x[x > 0.5], "it returns a number, or a tensor of a size, that depends on"),
         (lambda x: (x, x.max().item()), "it returns a number, or a tensor of a size, that depends on"),
         (Masked(), "it returns a number, or a tensor of a size, .*test_capture.py, line [0-9]+: `return x.x > 0.5.`"),
+        (
+            lambda x: torch.nn.LayerNorm(6).to(x.device)(x),
+            "it moves a module inside of forward.*make the module once, outside",
+        ),
+        (
+            lambda x: torch.cat([x[:, int(i)] for i in x[0, :2].long()]),
+            "its Python code depends on the values of a tensor .*test_capture.py, line",
+        ),
         (Counting(), "output 0 differs by up to"),
         (
             Plain(torch.rand(200_000, 1, 6).tolist()),
             "tensor factor of 4800000 B is not in .* too large",
         ),
     ],
-    ids=["branch", "mask", "number", "line", "counter", "large_tensor"],
+    ids=["branch", "mask", "number", "line", "module", "place", "counter", "large_tensor"],
 )
 def test_reasons(thing: Any, reason: str) -> None:
     spec = KernelSpec.of(thing, (X,))

@@ -51,6 +51,13 @@ def by_pytorch(x: torch.Tensor) -> torch.Tensor:
     return x.exp() * 2
 
 
+def compared(x: torch.Tensor) -> torch.Tensor:
+    if not torch.allclose(x, x.flip(0).flip(0)):
+        raise ValueError("never")
+    assert not torch.equal(x, -x), "zeros"
+    return x.exp() * 2
+
+
 def branches(x: torch.Tensor) -> torch.Tensor:
     return x.exp() if x.sum() > 0 else x
 
@@ -84,7 +91,12 @@ def test_a_module_is_captured_around_its_checks() -> None:
 
 @pytest.mark.parametrize(
     ("function", "wrong", "error", "words"),
-    [(own_error, -X, RuntimeError, "Odd: negative"), (by_pytorch, X + 9, AssertionError, "five or more")],
+    [
+        (own_error, -X, RuntimeError, "Odd: negative"),
+        (by_pytorch, X + 9, AssertionError, "five or more"),
+        (compared, X * 0, AssertionError, "zeros"),
+        (compared, X * torch.nan, ValueError, "never"),
+    ],
 )
 def test_errors_of_functions_stay(
     function: Callable[..., Any], wrong: torch.Tensor, error: type[Exception], words: str

@@ -303,3 +303,9 @@ def ratios_of_reductions(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Te
 def not_a_number_among_them(x: Tensor) -> tuple[Tensor, ...]:
     y, z = torch.where(x > 1, float("nan"), x), torch.where(x > 0, x, float("-inf"))
     return y.argmax(1), y.max(1)[0], y.amin(0), z.softmax(1), torch.where(x > 9, x, float("-inf")).logsumexp(1)
+
+
+@problem("variances in all spellings", normal((5, 7)))
+def variances(x: Tensor) -> tuple[Tensor, ...]:
+    along = torch.var_mean(x, 0, unbiased=False), torch.var_mean(x, (0, 1), keepdim=True), torch.std_mean(x, True)
+    return (*torch.var_mean(x), *torch.var_mean(x, False), *sum(along, ()), x.var(False), x.std(1, correction=2))

@@ -225,3 +225,40 @@ class Depthwise(nn.Module):
 def positions(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     y = (x + n).reshape(4, 6)[1:3, 2:].reshape(8)
     return y * 2, torch.cat([y, y.flip(0)]).view(4, 4).amax(1)
+
+
+@problem("written where a mask says", normal((4, 5, 6)))
+def written_by_mask(x: Tensor) -> tuple[Tensor, ...]:
+    y, rows, planes, added = x.relu(), x.exp(), x.clone(), x.tanh()
+    y[x > 1] = float("nan")
+    rows[x.sum(-1) > 0] = x[0, 0]
+    planes[:, x[0] < 0] = x[:, 0, :1]
+    added.index_put_((x[:, 0, 0] > 0,), x[:1], accumulate=True)
+    return y, rows, planes, added
+
+
+@problem("computed where a mask says", lambda: (torch.randn(4, 6), torch.rand(4) > 0.5, torch.randn(4, 6)))
+def computed_by_mask(x: Tensor, rows: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    a, b, c = x.exp(), x.relu(), torch.zeros_like(x)
+    a[x > 0] = (x[x > 0] * 0.5).tanh() + y[x > 0]
+    b[rows] = b[rows] * y[0] - y[rows]
+    b[rows] += 1
+    c[:, y[0] > 0] += x[:, y[0] > 0].sigmoid()
+    return a, b, c
+
+
+@problem("one element of each row", lambda: (torch.randn(5, 7), torch.randint(-7, 7, (5,))), stays=("arange",))
+def one_of_each_row(x: Tensor, labels: Tensor) -> Tensor:
+    y = x.softmax(-1)
+    y[torch.arange(5), labels] -= 1.0
+    return y * 0.2
+
+
+@problem(
+    "picked by a tensor",
+    lambda: (torch.randn(6, 8, 3), torch.tensor(-2), torch.tensor([5])),
+    stays=("torch._local_scalar_dense_select",),
+)
+def picked(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
+    """The last is a view in the module, whose strides a gather does not have."""
+    return x[i] * 2, x.tanh()[:, j.squeeze()].sum(-1), x.exp()[1, :, i + 1]

@@ -10,6 +10,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from qimeng.graph.parts import SYMBOLS
 
@@ -64,4 +65,14 @@ def elements_before(node: Any) -> int:
     return math.prod(size(node)[: row_of(node)])
 
 
-__all__ = ["NotCovered", "elements_before", "is_dynamic", "is_node", "is_open", "packet", "row_of", "size"]
+def made_node(graph: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """A new node, with the fake value that it yields."""
+    node = graph.call_function(target, args, kwargs)
+    mode = next(n.meta["val"].fake_mode for n in graph.nodes if hasattr(n.meta.get("val"), "fake_mode"))
+    values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+    with unset_fake_temporarily(), mode:
+        node.meta["val"] = target(*values[0], **values[1])
+    return node
+
+
+__all__ = ["NotCovered", "elements_before", "is_dynamic", "is_node", "is_open", "made_node", "packet", "row_of", "size"]

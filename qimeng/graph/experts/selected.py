@@ -13,9 +13,18 @@ import operator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from qimeng.graph.experts.nodes import NotCovered, elements_before, is_dynamic, is_node, is_open, packet, row_of, size
+from qimeng.graph.experts.nodes import (
+    NotCovered,
+    elements_before,
+    is_dynamic,
+    is_node,
+    is_open,
+    made_node,
+    packet,
+    row_of,
+    size,
+)
 from qimeng.graph.ops import POINTWISE
 from qimeng.graph.parts import IGNORED, SYMBOLS
 
@@ -231,17 +240,7 @@ class _Turn:
         return self.all_rows(item)
 
     def _made(self, target: Any, *args: Any, **kwargs: Any) -> Any:
-        return _made(self.graph, target, *args, **kwargs)
-
-
-def _made(graph: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    """A new node, with the fake value that it yields."""
-    node = graph.call_function(target, args, kwargs)
-    mode = next(n.meta["val"].fake_mode for n in graph.nodes if hasattr(n.meta.get("val"), "fake_mode"))
-    values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-    with unset_fake_temporarily(), mode:
-        node.meta["val"] = target(*values[0], **values[1])
-    return node
+        return made_node(self.graph, target, *args, **kwargs)
 
 
 def _scattered(graph: Any, turn: _Turn, experts: int) -> Any:
@@ -255,12 +254,12 @@ def _scattered(graph: Any, turn: _Turn, experts: int) -> Any:
         if [s for s in size(weights) if s != 1] != [s for s in shape if s != 1]:
             raise NotCovered("weights that are not one for each expert of a row")
         if list(size(weights)) != shape:
-            weights = _made(graph, aten.view.default, weights, shape)
+            weights = made_node(graph, aten.view.default, weights, shape)
         if weights.meta["val"].dtype != dtype:
-            weights = _made(graph, aten._to_copy.default, weights, dtype=dtype)
+            weights = made_node(graph, aten._to_copy.default, weights, dtype=dtype)
         like = {"dtype": dtype, "layout": torch.strided, "device": weights.meta["val"].device, "pin_memory": False}
-        zeros = _made(graph, aten.full.default, [shape[0], experts], 0, **like)
-        return _made(graph, aten.scatter.src, zeros, 1, chosen, weights)
+        zeros = made_node(graph, aten.full.default, [shape[0], experts], 0, **like)
+        return made_node(graph, aten.scatter.src, zeros, 1, chosen, weights)
 
 
 def _mask(mask: Any) -> tuple[Any, int, int]:
@@ -325,4 +324,4 @@ def _column(index: Any) -> tuple[Any, int]:
     return node, at
 
 
-__all__ = ["ADDS", "NotCovered", "with_all_rows"]
+__all__ = ["ADDS", "ROWWISE", "NotCovered", "with_all_rows"]

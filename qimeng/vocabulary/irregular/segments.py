@@ -98,6 +98,8 @@ def segments_of(graph: OpGraph, node: Node) -> Segments:
     reader = READERS.get(node.packet)
     if reader is None:
         raise NotConcerned("no reduction by segment")
+    if not graph.meta(Value(node.name)).shape:
+        raise NotConcerned("a number has no rows")
     found = reader(graph, node)
     meta, out = graph.meta(found.made[0]), graph.meta(Value(node.name))
     if found.by is not None and found.size <= FEW:

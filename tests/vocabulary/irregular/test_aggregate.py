@@ -169,3 +169,12 @@ def test_the_planner_by_rules_begins_with_it() -> None:
     start = layer()
     result = optimize(fake_task(start.graph, coder=CONTEXT.coder), GreedySearch(HeuristicPlanner()))
     assert result.steps[0].action.kind == "aggregate" and result.steps[0].accepted
+
+
+def test_a_number_without_dimensions_has_no_rows() -> None:
+    def largest(x: torch.Tensor, index: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.index_reduce(0, index, y, "amax"), x.scatter_reduce(0, index, y, "amin"), x.scatter_add(0, index, y)
+
+    inputs = torch.tensor(1.0), torch.tensor(0), torch.tensor(2.0)
+    for region in start_of(KernelSpec.from_function(largest, inputs)).regions:
+        CONTEXT.coder.can_implement(region)
