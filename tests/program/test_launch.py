@@ -196,7 +196,11 @@ X = (8, 4)
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "statistics": (lambda m, x: m.norm(x), (torch.empty(X),), "updates 3 buffer"),
     "random": (lambda m, x: torch.dropout(x, 0.5, True) * 2, (torch.empty(X),), "random numbers"),
-    "mask": (lambda m, x: torch.index_put(x * 2, (x > 0,), x.sum()), (torch.empty(X),), "wait for the GPU"),
+    "mask": (
+        lambda m, x: torch.index_put(x * 2, (x[:, 0] > 0, torch.tensor(1)), x.sum()),
+        (torch.empty(X),),
+        "wait for the GPU",
+    ),
     "an input": (lambda m, x: (x * 2, x.t()), (torch.empty(X),), "the memory of"),
     "bits of an input": (lambda m, x: x.view(torch.int32), (torch.empty(X),), "the memory of"),
     "two views": (lambda m, x: (lambda y: (y, y.t()))(x * 2), (torch.empty(X),), "views of the same memory"),
