@@ -73,6 +73,7 @@ AUTHORS = (
     "qimeng.coder.template.families.tile.family",
     "qimeng.coder.template.families.tile.plan",
     "qimeng.coder.template.families.tile.schedule",
+    "qimeng.envs.gym.wrappers",
     "qimeng.envs.steps.session",
     "qimeng.envs.steps.setup",
     "qimeng.envs.steps.state",

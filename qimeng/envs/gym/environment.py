@@ -11,7 +11,7 @@ import json
 import math
 import operator
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, SupportsInt
 
@@ -133,12 +133,12 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
         store: Store | None = None,
         render_mode: str | None = None,
     ):
-        self.tasks: tuple[Task, ...] = (tasks,) if isinstance(tasks, Task) else tuple(tasks)
-        if not self.tasks:
+        some = (tasks,) if isinstance(tasks, Task) else tuple(tasks) if isinstance(tasks, Iterable) else None
+        if some is None or not all(isinstance(task, Task) for task in some):
+            raise ValueError(f"tasks are made by qimeng.envs.steps.setup.make_task, got {tasks!r}")
+        if not some:
             raise ValueError("the environment needs at least one task")
-        for task in self.tasks:
-            if not isinstance(task, Task):
-                raise ValueError(f"tasks are made by qimeng.envs.steps.setup.make_task, got {tasks!r}")
+        self.tasks: tuple[Task, ...] = some
         if not (isinstance(reward, Reward) or reward is None):
             raise ValueError(f"a reward is made by qimeng.envs.gym.reward.make_reward, got {reward!r}")
         if max_steps < 1 or repairs < 0:

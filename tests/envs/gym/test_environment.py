@@ -100,6 +100,7 @@ def test_both_checkers_pass_on_the_wrapped_environment(task: Task) -> None:
     [
         ({"tasks": []}, "at least one task"),
         ({"tasks": "problem.py"}, "made by qimeng.envs.steps.setup.make_task, got 'problem.py'"),
+        ({"tasks": None}, "made by qimeng.envs.steps.setup.make_task, got None"),
         ({"reward": "paper"}, "make_reward, got 'paper'"),
         ({"max_steps": 0}, "max_steps is at least 1"),
     ],
