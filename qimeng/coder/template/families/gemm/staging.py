@@ -74,6 +74,7 @@ def shiftable(plan: GemmPlan, schedule: GemmSchedule) -> str | None:
     return None
 
 
+@lru_cache(256)
 def _along(plan: GemmPlan) -> dict[int, int] | None:
     """The axis of the rows along each dimension of the copy, and the copy's length there; None where a row is no step.
 
