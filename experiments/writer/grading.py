@@ -242,18 +242,13 @@ class JudgeGrader(Grader):
     def _judge(self, some: Iterable[Read]) -> None:
         """Verdicts of the judge, on what is not known yet."""
         new = {read.key: f"```python\n{read.source}```" for read in some if read.key not in self._known}
-        order = sorted(new, key=lambda key: key[0])
         most = max(LEAST, -(-len(new) // sum(place.slots for place in self._pool.places)))
-        groups = [
-            some[n : n + most]
-            for some in (list(keys) for _, keys in groupby(order, lambda key: key[0]))
-            for n in range(0, len(some), most)
-        ]
-        questions = {
-            Question(self._examples[name], tuple(new[key] for key in keys), self._parents.get(name)): keys
-            for keys in groups
-            for name in (keys[0][0],)
-        }
+        questions: dict[Question, list[tuple[str, str]]] = {}
+        for name, group in groupby(sorted(new), lambda key: key[0]):
+            keys = list(group)
+            for some_keys in (keys[n : n + most] for n in range(0, len(keys), most)):
+                replies = tuple(new[key] for key in some_keys)
+                questions[Question(self._examples[name], replies, self._parents.get(name))] = some_keys
         if not questions:
             return
         limit_s = BEGIN_S + EACH_S * max(len(q.replies) for q in questions)

@@ -22,7 +22,7 @@ GATES = (ALLOWED_TEXT, Compiles(first_launch=True), LAUNCHES_KERNELS, FitsDevice
 
 
 COMPILE_S = 30.0
-"""Seconds of a compilation. A kernel of usual length takes five; what an untrained writer says may take an hour."""
+"""Seconds of a compilation. A kernel of usual length takes a few; what a model writes may not end within minutes."""
 
 
 class Screens:

@@ -131,8 +131,8 @@ def fine_tune(
             losses.clear()
         on_row(figures)
 
+    spent, first = 0.0, member.rank == 0
     try:
-        spent, first = 0.0, member.rank == 0
         for batches_of_all in _order(fitting, how, step, member.count):
             if member.count == 1 or step % TOGETHER == 0:
                 over = seconds() >= how.seconds or time.monotonic() - began >= run_s or stopped()
@@ -152,7 +152,7 @@ def fine_tune(
                 saved = time.monotonic()
     finally:  # also where Ctrl-C or a signal ends it
         ended = seconds()
-        if member.rank == 0:
+        if first:
             save(ended)
     if first and held_out:
         figures |= looked_at(model, held_out, how.length)
