@@ -201,12 +201,16 @@ def check_head(model: Any) -> None:
     what = f"models of the kind {base.config.model_type!r}"
     if head is None:
         raise FinetuneError(f"{what} have no last layer that scores tokens: take a causal language model")
-    device = head.weight.device
-    ids = torch.arange(4, device=device)[None] % head.weight.shape[0]
+    ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
+    read: list[torch.Tensor] = []  # by the same pass: another would round otherwise
+    hook = base.base_model.register_forward_hook(lambda module, given, result: read.append(result.last_hidden_state))
     model.eval()
-    plain = reply_logits(model, Batch(ids, ids[0], ids[0], ids[0]), mixed=False)
-    whole = base(input_ids=ids).logits[0].float()
-    model.train(was)
+    try:
+        whole = base(input_ids=ids, use_cache=False).logits.float()
+    finally:
+        hook.remove()
+        model.train(was)
+    plain = head(read[0].to(head.weight.dtype)).float()
     if not torch.allclose(plain, whole, rtol=1e-2, atol=1e-2 * float(whole.abs().max())):
         raise FinetuneError(f"{what} scale or cap the scores of tokens, which training does not follow: take another")
 

@@ -79,7 +79,7 @@ class _Host:
         a, b = (operand(plan, schedule, side, prefix, loads.names) for side in plan.sides)
         self.operands = (a, b)
         self.prepared = [o for o in self.operands if is_prepared(plan, schedule, o.side)]
-        self.stager = Stager(plan, prefix) if NAME in loads.names.values() else None
+        self.stager = Stager(plan, schedule, prefix) if NAME in loads.names.values() else None
         follows = self.stager is not None or any(o.made and o not in self.prepared for o in self.operands)
         self.kernels = Kernels(plan, schedule, self.operands, loads.names, prefix, follows)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from qimeng.coder.template.nest.expr import Expr, Sum, positions, reach, sum_of
+from qimeng.coder.template.nest.expr import Expr, Staging, Sum, positions, reach, sum_of
 from qimeng.coder.template.nest.ir import VECTOR_BYTES, Nest, coalesce
 from qimeng.coder.template.nest.loads import Loads
 from qimeng.coder.template.rules.regions import region_nest
@@ -48,6 +48,8 @@ class Side:
         repeats: elements of the operand for each element in memory: more than 1 where windows overlap, so that a copy
             of the operand would be as much larger than the tensor.
         rounded: its elements have TF32's significand already.
+        split: its tensor holds the planes of the product's scheme, one after the other.
+        short: axes with more positions than its tensors have elements, with their numbers of elements: beyond, it is 0.
         reader: a class of `Operand` where another family reads it in its own way.
     """
 
@@ -61,6 +63,8 @@ class Side:
     aligned: bool
     repeats: float = 1.0
     rounded: bool = False
+    split: bool = False
+    short: tuple[tuple[int, int], ...] = ()
     reader: Callable[..., Any] | None = None
 
     @property
@@ -132,7 +136,8 @@ class GemmPlan:
         finals: numbers of the outputs that need the reductions' results.
         triangle: where nothing but zeros is stored outside a triangle.
         skips: makes `Skips` for tiles of a schedule, where another family knows of tiles that nobody needs.
-        shift: where the left operand is read, if its rows are those of a convolution's copy.
+        staging: the copy of a convolution's input that the left operand may be read from.
+        shift: where the left operand is read, if its rows are those of that copy.
     """
 
     region: Region
@@ -151,6 +156,7 @@ class GemmPlan:
     finals: tuple[int, ...]
     triangle: Triangle | None
     skips: Callable[..., Skips] | None = None
+    staging: Staging | None = None
     shift: Shift | None = None
 
     def extent(self, atoms: Atoms) -> int:
@@ -204,7 +210,8 @@ class GemmPlan:
 
     def used(self, side: Side) -> frozenset[int] | None:
         """Axes whose positions an operand needs one by one (see `used_axes`)."""
-        return used_axes(self.nest, [side.expr])
+        used = used_axes(self.nest, [side.expr])
+        return used if used is None else used | {a for a, _ in side.short}
 
     @property
     def kept(self) -> Atoms:
@@ -287,7 +294,10 @@ def plan_gemm(region: Region, one_row: bool = False) -> GemmPlan:
     reductions, over, finals = _reductions(nest, dot, m, n)
     tiles = tuple(i for i in range(len(nest.outputs)) if i not in finals)
     triangle = _triangle(nest, tiles, finals, m, n)
-    plan = GemmPlan(region, nest, loads, dot, batch, m, n, k, left, right, tiles, reductions, over, finals, triangle)
+    plan = GemmPlan(
+        region, nest, loads, dot, batch, m, n, k, left, right, tiles, reductions, over, finals, triangle,
+        staging=dot.staging,
+    )  # fmt: skip
     _check_epilogue(plan)
     return plan
 

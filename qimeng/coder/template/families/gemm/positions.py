@@ -79,19 +79,21 @@ class Positions:
             if e.access:
                 self._take_load(e)
 
-    def load(self, e: Expr | None, mask: str) -> str | None:
+    def load(self, e: Expr | None, mask: str, plane: str = "0") -> str | None:
         """The text that reads `e`; None where the emitter is to print it.
 
         Args:
             e: a load; None where the operand is no tensor as it is.
             mask: of what overhangs on either side; empty where nothing does.
+            plane: elements from the tensor's beginning to that of a plane.
         """
         exists = guard(e) if e is not None else None
         inside = "" if exists is None else self._guards.get(id(exists))
         if id(e) not in self._places or inside is None:
             return None
         whole = " & ".join(t for t in (mask, inside) if t)
-        return f"tl.load({self._places[id(e)]}{f', mask={whole}, other=0.0' if whole else ''})"
+        place = self._places[id(e)] + (f" + {plane}" if plane != "0" else "")
+        return f"tl.load({place}{f', mask={whole}, other=0.0' if whole else ''})"
 
     def define(self, em: Emitter) -> None:
         """Print the reads and name them and the guards, so that `em` computes with them."""

@@ -1,17 +1,19 @@
 """An operand that the main loop reads where it lies: through a descriptor of its own, or by pointers.
 
-Deals in strides, masks and loads. Knows nothing about planes.
+Deals in strides, masks and loads. Knows nothing about how planes are made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from qimeng.coder.template.families.gemm.descriptors import Strides, strides_in
 from qimeng.coder.template.families.gemm.operand import Operand, sources_of
 from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
 from qimeng.coder.template.families.gemm.positions import Positions
-from qimeng.coder.template.triton.emitter import Emitter
+from qimeng.coder.template.families.gemm.scheme import scheme_of
+from qimeng.coder.template.triton.emitter import Emitter, Walk
 from qimeng.coder.template.triton.ops import TRITON_DTYPE
 from qimeng.coder.template.triton.walks import spread
 from qimeng.graph.opgraph import itemsize
@@ -63,8 +65,12 @@ class Pointers(Operand):
         extent, block = (m, s.block_m) if self.is_a else (n, s.block_n)
         self.along = me, other
         self.masks = {me: f"{'m' if self.is_a else 'n'}_ok"} if extent % block else {}
-        if k % s.block_k:
-            self.masks[other] = f"{name}_k < {k}"
+        tests = [f"{name}_k < {k}"] if k % s.block_k else []
+        if tests := [*tests, *beyond(self.depth_walks, self.side)]:
+            self.masks[other] = " & ".join(f"({t})" for t in tests) if len(tests) > 1 else tests[0]
+        if self.side.split:
+            assert self.side.plain is not None
+            self.stride = prod(nest.sources[self.side.plain.param].shape)
         masks = {side: f"({m})" for side, m in self.masks.items()}
         fixed = [*self.z_walks, *self.row_walks]
         self.positions = found = Positions(nest, self.side, fixed, self.depth_walks, masks)
@@ -80,7 +86,7 @@ class Pointers(Operand):
         em = Emitter(nest, [*self.z_walks, *self.row_walks, *self.depth_walks], masks=masks)
         mask = em.mask("pr")
         shape = "[BM, BK]" if self.is_a else "[BK, BN]"
-        read = self.positions.load(self.side.plain, mask) if em.side(self.side.expr) == "pr" else None
+        read = self.positions.load(self.side.plain, mask, plane) if em.side(self.side.expr) == "pr" else None
         if read is not None:
             lines.append(f"{target} = {read}")
         elif self.side.plain is not None and not self.side.computed:
@@ -96,9 +102,19 @@ class Pointers(Operand):
             lines += _zeros(dict(zip(self.along, (self.rows, f"{name}_k"), strict=True)), em.lines) + em.lines
             full = value if em.side(self.side.expr) == "pr" else f"{value} + tl.zeros({shape}, tl.float32)"
             lines.append(f"{target} = tl.where({mask}, {full}, 0.0)" if mask else f"{target} = {full}")
-            if self.plan.half:
-                lines.append(f"{target} = {target}.to({TRITON_DTYPE[self.plan.dtype]})")
+            if self.plan.half or self.side.split:
+                dtype = scheme_of(self.plan, self.schedule).dtype
+                lines.append(f"{target} = {target}.to({TRITON_DTYPE[dtype]})")
+            if self.side.split and plane != "0":
+                pointer = f"x{self.sources[0]}_ptr"
+                lines = [line.replace(pointer, f"({pointer} + {plane})") for line in lines]
         return lines
+
+
+def beyond(walks: Sequence[Walk], side: Side) -> list[str]:
+    """Tests that a position lies among the elements of the tensors below an operand (see `Side.short`)."""
+    at = {w.atoms[-1]: w.name for w in walks if w.atoms}
+    return [f"{at[atom]} < {count}" for atom, count in side.short]
 
 
 def _zeros(along: Mapping[str, str], lines: Sequence[str]) -> list[str]:
@@ -116,4 +132,4 @@ def strides_of_tensor(plan: GemmPlan, side: Side) -> Strides | None:
     return strides_in(nest, strides, (plan.batch, side.rows, plan.k), itemsize(source.dtype))
 
 
-__all__ = ["Pointers", "Tensor", "strides_of_tensor"]
+__all__ = ["Pointers", "Tensor", "beyond", "strides_of_tensor"]

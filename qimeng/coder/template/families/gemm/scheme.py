@@ -96,6 +96,8 @@ def scheme_of(plan: GemmPlan, schedule: GemmSchedule) -> Scheme:
 
 def is_packed(plan: GemmPlan, schedule: GemmSchedule, side: Side) -> bool:
     """True where the operand is written as padded planes before the product."""
+    if side.split:
+        return False
     splits = scheme_of(plan, schedule).splits and side.name not in schedule.inline
     return splits or side.name in schedule.packed
 
@@ -103,7 +105,8 @@ def is_packed(plan: GemmPlan, schedule: GemmSchedule, side: Side) -> bool:
 def is_inline(plan: GemmPlan, schedule: GemmSchedule, side: Side) -> bool:
     """True where the main loop makes the operand's planes of what it reads, or rounds it."""
     scheme = scheme_of(plan, schedule)
-    return (scheme.splits or (scheme.rounds and not side.rounded)) and not is_packed(plan, schedule, side)
+    ready = side.split if scheme.splits else side.rounded or not scheme.rounds
+    return not ready and not is_packed(plan, schedule, side)
 
 
 def through_registers(plan: GemmPlan, schedule: GemmSchedule, side: Side) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from qimeng.coder.template.families.gemm.operand import Operand
 from qimeng.coder.template.families.gemm.positions import summed, terms_of
+from qimeng.coder.template.families.gemm.scheme import scheme_of
 from qimeng.coder.template.families.gemm.staging import NAME
 from qimeng.coder.template.nest.expr import Sum
 from qimeng.coder.template.triton.emitter import Emitter, Walk
@@ -31,9 +32,10 @@ class Shifted(Operand):
         self._row = summed(["row0", *self._terms(shift.rows, batch, depth)])
         self._column = summed(self._terms(shift.columns, batch, depth))
         rows, columns = shift.shape
-        if shift.exists is not None:  # no such row is in memory, and the copy engine fills it with zeros
-            self._row = f"tl.where({self._em.value(shift.exists)}, {self._row}, {rows})"
-        self._describe(NAME, f"[{rows}, {columns}], [{columns}, 1], [{s.block_m}, {s.block_k}]")
+        self.stride = rows
+        self._exists = None if shift.exists is None else self._em.value(shift.exists)
+        self._all = rows * (scheme_of(plan, s).planes if self.side.split else 1)
+        self._describe(NAME, f"[{self._all}, {columns}], [{columns}, 1], [{s.block_m}, {s.block_k}]")
 
     def _terms(self, place: Sum, batch: list[Walk], depth: list[Walk]) -> list[str]:
         found = [*terms_of(batch, place.steps), *terms_of(depth, place.steps)]
@@ -43,8 +45,10 @@ class Shifted(Operand):
 
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Lines that leave one block in `target`."""
-        lines = [f"a_k = {k}", *self._deep, *self._em.lines]
-        return [*lines, f"{target} = a.load([{self._row}, {self._column}])"]
+        row = self._row if plane == "0" else f"{self._row} + {plane}"
+        if self._exists is not None:  # no such row is in memory, and the copy engine fills it with zeros
+            row = f"tl.where({self._exists}, {row}, {self._all})"
+        return [f"a_k = {k}", *self._deep, *self._em.lines, f"{target} = a.load([{row}, {self._column}])"]
 
 
 __all__ = ["Shifted"]

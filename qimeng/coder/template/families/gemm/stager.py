@@ -1,4 +1,4 @@
-"""The kernel that copies a convolution's input after its prologue: channels last, with its padding.
+"""The kernel that copies a convolution's input after its prologue: channels last, with its padding, split into planes.
 
 Deals in kernel text. Knows nothing about the product.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from qimeng.coder.template.families.gemm.pack_parts import KERNEL
 from qimeng.coder.template.families.gemm.plan import GemmPlan, used_axes
+from qimeng.coder.template.families.gemm.planes import plane_of
+from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.families.gemm.scheme import scheme_of
 from qimeng.coder.template.families.gemm.staging import NAME
 from qimeng.coder.template.nest.expr import Staging, reach
 from qimeng.coder.template.nest.sizes import power_of_two
@@ -18,6 +21,9 @@ POSITIONS, CHANNELS = 64, 64
 """Most positions of the last dimension and channels of a program: memory runs along the ones where it is read and along
 the others where it is written."""
 
+FEW, TILE = 8, 4096
+"""Channels up to which a program takes positions of several dimensions, as many as make so many elements."""
+
 
 class Stager:
     """Prints the copy.
@@ -26,14 +32,23 @@ class Stager:
         sources: numbers of the tensors that it is made of.
     """
 
-    def __init__(self, plan: GemmPlan, prefix: str):
-        assert plan.dot.staging is not None
-        self._staging: Staging = plan.dot.staging
+    def __init__(self, plan: GemmPlan, schedule: GemmSchedule, prefix: str):
+        assert plan.staging is not None
+        self._staging: Staging = plan.staging
         self._plan, self._prefix = plan, prefix
+        self._scheme = scheme_of(plan, schedule) if plan.a.split else None
+        self._dtype = self._scheme.dtype if self._scheme else plan.dtype
+        self._planes = self._scheme.planes if self._scheme else 1
         self.sources = sorted({e.param for e in reach([self._staging.fill]) if e.op == "load"})
         *outer, last, channels = self._staging.order
+        self._most = POSITIONS
+        if plan.extent(channels) <= FEW:
+            self._most = TILE // power_of_two(plan.extent(channels))
+            while len(outer) > 1 and plan.extent(last) < self._most:
+                last = (*outer.pop(), *last)
         self._along = tuple(a for d in outer for a in d), last, channels
         self._outer, self._rows, self._columns = (plan.extent(atoms) for atoms in self._along)
+        self._held = plan.b.short[0][1] if plan.b.short else self._columns  # the others are zero
 
     @property
     def call(self) -> str:
@@ -45,7 +60,7 @@ class Stager:
         """Kernel and host function."""
         nest, names = self._plan.nest, self._plan.loads.names
         scalars = {i: nest.sources[i].scalar for i in self.sources}
-        pb, rb = min(POSITIONS, power_of_two(self._rows)), min(CHANNELS, power_of_two(self._columns))
+        pb, rb = min(self._most, power_of_two(self._rows)), min(CHANNELS, power_of_two(self._columns))
         blocks = -(-self._rows // pb), -(-self._columns // rb)
         parameters = [*(f"x{i}" if scalars[i] else f"x{i}_ptr" for i in self.sources), f"{NAME}_ptr"]
         passed = [*(f"float({names[i]})" if scalars[i] else names[i] for i in self.sources), NAME]
@@ -58,11 +73,11 @@ class Stager:
         )
         grid = self._outer * blocks[0] * blocks[1]
         tensor = next(names[i] for i in self.sources if not scalars[i])
-        dtype = f"dtype=torch.{self._plan.dtype}, device={tensor}.device"
+        dtype = f"dtype=torch.{self._dtype}, device={tensor}.device"
         lines = [
             f"def {self._prefix}_stage({', '.join(names[i] for i in self.sources)}):",
             '    """The copy that the product reads."""',
-            f"    {NAME} = torch.empty(({self._outer * self._rows}, {self._columns}), {dtype})",
+            f"    {NAME} = torch.empty(({self._planes * self._outer * self._rows}, {self._columns}), {dtype})",
             f"    {self._prefix}_stage_kernel[({grid},)]({', '.join(passed)}, PB={pb}, RB={rb}, num_warps=4)",
             f"    return {NAME}",
         ]
@@ -76,7 +91,7 @@ class Stager:
             f"r = t % {blocks[1]} * RB + tl.arange(0, RB)[None, :]",
         ]
         masks = {"p": f"(p < {self._rows})"} if self._rows % pb else {}
-        masks |= {"r": f"(r < {self._columns})"} if self._columns % rb else {}
+        masks |= {"r": f"(r < {self._held})"} if self._held % rb else {}
         loads = [e for e in reach([fill]) if e.op == "load" and not nest.sources[e.param].scalar]
         tables, used, walks = [nest.load_strides(e) for e in loads], used_axes(nest, [fill]), []
         for atoms, index, side in zip(self._along, "zpr", ("", "p", "r"), strict=True):
@@ -88,15 +103,21 @@ class Stager:
         lines += [f"{side}_zero = {side} * 0" for side in "pr" if f"{side}_zero" in "\n".join(em.lines)]
         stored = f"({value} + tl.zeros([PB, RB], tl.float32))" if em.side(fill) != "pr" else value
         stored = f"{self._prefix}_round({stored})" if self._plan.a.rounded else stored
-        big = self._outer * self._rows * self._columns >= 1 << 31
+        big = self._planes * self._outer * self._rows * self._columns >= 1 << 31
         row = f"({'z.to(tl.int64)' if big else 'z'} * {self._rows} + p)"
-        whole = em.mask("pr")
-        return [
-            *lines,
-            *em.lines,
-            f"value = ({stored}).to({TRITON_DTYPE[self._plan.dtype]})",
-            f"tl.store({NAME}_ptr + {row} * {self._columns} + r, value{f', mask={whole}' if whole else ''})",
-        ]
+        inside = {**masks, "r": f"(r < {self._columns})"} if self._columns % rb else {"p": masks.get("p", "")}
+        tail = f", mask={mask}" if (mask := " & ".join(m for m in inside.values() if m)) else ""
+        if self._held < self._columns:
+            stored = f"tl.where(r < {self._held}, {stored}, 0.0)"
+        lines += [*em.lines, f"at = {NAME}_ptr + {row} * {self._columns} + r"]
+        if self._scheme is None:
+            return [*lines, f"value = ({stored}).to({TRITON_DTYPE[self._dtype]})", f"tl.store(at, value{tail})"]
+        lines.append(f"x = {stored}")
+        for plane in range(self._planes):
+            further = f" + {plane * self._outer * self._rows * self._columns}" if plane else ""
+            rounded, *less = plane_of(self._scheme, self._prefix, "x", "part", plane, plane + 1 == self._planes)
+            lines += [rounded, f"tl.store(at{further}, part{tail})", *less]
+        return lines
 
 
 __all__ = ["Stager"]

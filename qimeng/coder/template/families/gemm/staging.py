@@ -1,8 +1,9 @@
 """The plan of a product whose windows are read from a copy: channels last, padded, so that no guards are left.
 
 A step then reads neighbouring channels in whole vectors, and the prologue is computed once for each element rather than
-once for each window. The copy is read, written and read again. Deals in plans. Knows
-nothing about which schedules are good; the kernel that copies is `stager`.
+once for each window. Where tensor cores take planes of the operand, the copy holds these, so that an element is split
+once rather than in every window. A few channels are filled up with zeros to whole vectors. The copy is read, written
+and read again. Deals in plans. Knows nothing about which schedules are good; the kernel that copies is `stager`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,17 @@ from qimeng.coder.template.families.gemm.scheme import scheme_of
 from qimeng.coder.template.nest.axes import Dim
 from qimeng.coder.template.nest.expr import Expr, Staging, Sum, guard, positions, sum_of, walk
 from qimeng.coder.template.nest.ir import VECTOR_BYTES, Source
+from qimeng.coder.template.nest.sizes import round_up
 from qimeng.graph.opgraph import itemsize
 
 WASTE = 1.25
 """Times as many rows as positions of the result that may be computed."""
+
+FEW = 8
+"""Channels up to which cuDNN was seen to compute in fp32 where TF32 is allowed (H200, PyTorch 2.11)."""
+
+RUN = 4
+"""Channels of the copy are a multiple of this: 16 bytes of fp32, 8 of a 16-bit plane."""
 
 NAME = "staged"
 """The copy's variable in the entry function."""
@@ -29,24 +37,46 @@ NAME = "staged"
 
 def stageable(plan: GemmPlan) -> str | None:
     """None where a copy of the left operand's tensor may be read instead, else why not."""
-    staging = plan.dot.staging
+    staging = plan.staging
     if staging is None or staging.read.depends != plan.a.expr.depends:
         return "the left operand is not of a convolution's windows"
     if not plan.a.computed:
         return "windows of one element need no copy"
-    near = [a for a, step in walked(plan.nest, staging.read).items() if step == 1 and a in plan.k]
-    run = plan.extent(tuple(near)) * itemsize(plan.dtype)
-    if run % VECTOR_BYTES:
-        return f"neighbouring channels are {run} B, no multiple of {VECTOR_BYTES}"
+    near, channels = _near(plan), staging.order[-1]
+    run = plan.extent(near)
+    whole = len(near) == len(channels) == 1 and run == plan.extent(channels)
+    if run % RUN and not whole:  # one channel, or those of a group
+        return f"{run} neighbouring elements are no multiple of {RUN}"
     return None
+
+
+def few_channels(plan: GemmPlan) -> bool:
+    """Whether cuDNN computes the convolution in fp32 although it may take TF32, since it has up to `FEW` channels."""
+    return plan.staging is not None and plan.a.computed and plan.extent(_near(plan)) <= FEW
+
+
+def _near(plan: GemmPlan) -> tuple[int, ...]:
+    """The axes of the depth along which the copy's elements are neighbours."""
+    steps = walked(plan.nest, plan.staging.read)  # type: ignore[union-attr]
+    return tuple(a for a in plan.k if steps.get(a) == 1)
 
 
 def under(plan: GemmPlan, schedule: GemmSchedule) -> GemmPlan:
     """The plan as `schedule` has it computed."""
     if not schedule.staged or stageable(plan) is not None:
         return plan
-    staged = _staged(plan, scheme_of(plan, schedule).rounds)
+    scheme = scheme_of(plan, schedule)
+    staged = _staged(plan, scheme.rounds, scheme.dtype if splits(plan, schedule) else "")
     return _shifted(staged) if schedule.shifted and shiftable(plan, schedule) is None else staged
+
+
+def splits(plan: GemmPlan, schedule: GemmSchedule) -> bool:
+    """Whether the copy of `schedule` holds planes. Those that are scaled are of windows, each by its own elements."""
+    scheme = scheme_of(plan, schedule)
+    if not (schedule.staged and scheme.splits and not scheme.scaled and "a" not in schedule.inline):
+        return False
+    *outer, channels = (plan.extent(d) for d in plan.staging.order)  # type: ignore[union-attr]
+    return scheme.planes * prod(outer) * round_up(channels, RUN) < 1 << 31
 
 
 def shiftable(plan: GemmPlan, schedule: GemmSchedule) -> str | None:
@@ -54,22 +84,21 @@ def shiftable(plan: GemmPlan, schedule: GemmSchedule) -> str | None:
     if (reason := stageable(plan)) is not None:
         return reason
     scheme, most = scheme_of(plan, schedule), 1 << 31
-    if not (plan.half or scheme.rounds) or scheme.splits:
+    if not (plan.half or scheme.rounds or splits(plan, schedule)):
         return "blocks that the copy engine moves go to the tensor cores as they are"
     if plan.reductions or plan.triangle is not None or plan.skips is not None:
         return "the result is reduced, or parts of it are left out"
     found = _along(plan)
     if found is None:
         return "a step of the window is no step to the next position"
-    copied = plan.extent(plan.dot.staging.order[0]) * prod(found.values())  # type: ignore[union-attr]
+    copied = plan.extent(plan.staging.order[0]) * prod(found.values())  # type: ignore[union-attr]
     if copied > WASTE * plan.shape[1]:
         return f"the copy has {copied / plan.shape[1]:.2f} times as many positions as the result"
-    steps = walked(plan.nest, plan.dot.staging.read)  # type: ignore[union-attr]
-    run = plan.extent(tuple(a for a in plan.k if steps.get(a) == 1))
+    run = plan.extent(_near(plan))
     if run % schedule.block_k:
         return f"a block of {schedule.block_k} channels of {run} holds more than one element of the window"
-    columns = plan.extent(plan.dot.staging.order[-1])  # type: ignore[union-attr]
-    if columns * itemsize(plan.dtype) % VECTOR_BYTES or copied * columns >= most:
+    columns = plan.extent(plan.staging.order[-1])  # type: ignore[union-attr]
+    if columns * itemsize(scheme.dtype) % VECTOR_BYTES or copied * columns * scheme.planes >= most:
         return "the copy engine does not take rows of that length, or so many of them"
     return None
 
@@ -80,7 +109,7 @@ def _along(plan: GemmPlan) -> dict[int, int] | None:
 
     What else is read or written must have those axes in dimensions of their own, whose lengths stay as they are.
     """
-    staging, nest = plan.dot.staging, plan.nest
+    staging, nest = plan.staging, plan.nest
     assert staging is not None and staging.read.access is not None
     found: dict[int, int] = {}
     for (position, _), order in zip(positions(staging.read), staging.order[1:-1], strict=True):
@@ -104,7 +133,7 @@ def _dims(load: Expr) -> Sequence[Dim]:
 @lru_cache(256)
 def _shifted(plan: GemmPlan) -> GemmPlan:
     """A staged plan whose rows are the positions of the copy."""
-    nest, staging, along = plan.nest, plan.dot.staging, _along(plan)
+    nest, staging, along = plan.nest, plan.staging, _along(plan)
     assert staging is not None and staging.read.access is not None and along is not None
     columns = plan.extent(staging.order[-1])
     rows = Sum()
@@ -120,20 +149,48 @@ def _shifted(plan: GemmPlan) -> GemmPlan:
 
 
 @lru_cache(256)
-def _staged(plan: GemmPlan, rounds: bool) -> GemmPlan:
-    staging: Staging = plan.dot.staging  # type: ignore[assignment]
+def _staged(plan: GemmPlan, rounds: bool, planes: str) -> GemmPlan:
+    """The plan that reads the copy.
+
+    Args:
+        plan: the plan that reads windows where they lie.
+        rounds: whether the copy is rounded to TF32.
+        planes: dtype of the planes that the copy holds; empty where it holds the elements as they are.
+    """
+    plan = _filled(plan)
+    staging: Staging = plan.staging  # type: ignore[assignment]
     shape = tuple(plan.extent(d) for d in staging.order)
     stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-    source = Source(len(plan.nest.sources), stride, shape, plan.dtype)
+    source = Source(len(plan.nest.sources), stride, shape, planes or plan.dtype)
     read = replace(staging.read, param=source.number)
     nest = replace(plan.nest, sources=[*plan.nest.sources, source], exprs=[*plan.nest.exprs, read])
     loads = replace(plan.loads, names={**plan.loads.names, source.number: NAME})
-    steps = walked(nest, read)
-    near = tuple(a for a in plan.k if steps.get(a) == 1)
+    near = _near(plan)
     k = tuple(a for a in plan.k if a not in near) + near
     repeats = max(1.0, nest.axes.extent(read.depends) / prod(shape))
-    side = Side("a", read, plan.m, (read,), read, False, True, True, repeats, rounds)
+    side = Side("a", read, plan.m, (read,), read, False, True, True, repeats, rounds, bool(planes))
     return replace(plan, nest=nest, loads=loads, k=k, a=side)
 
 
-__all__ = ["NAME", "shiftable", "stageable", "under"]
+def _filled(plan: GemmPlan) -> GemmPlan:
+    """`plan` with its channels filled up to a multiple of `RUN`, the weights of the further ones being zero."""
+    staging, near = plan.staging, _near(plan)
+    assert staging is not None and staging.read.access is not None
+    run = plan.extent(near)
+    if run % RUN == 0:
+        return plan
+    (own,), (channel,), wide = staging.order[-1], near, round_up(run, RUN)
+    access = staging.read.access
+    read = replace(
+        staging.read,
+        access=replace(
+            access,
+            direct=tuple((d, step if step == 1 else step // run * wide) for d, step in access.direct),
+            steps=tuple(step // run * wide for step in access.steps),
+        ),
+    )
+    nest = replace(plan.nest, axes=plan.nest.axes.widened({own: wide, channel: wide}))
+    return replace(plan, nest=nest, staging=replace(staging, read=read), b=replace(plan.b, short=((channel, run),)))
+
+
+__all__ = ["NAME", "few_channels", "shiftable", "splits", "stageable", "under"]

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import SCHEMES, SHORT, is_packed, is_turned, scheme_of
-from qimeng.coder.template.families.gemm.staging import shiftable, stageable, under
+from qimeng.coder.template.families.gemm.staging import few_channels, shiftable, splits, stageable, under
 from qimeng.coder.template.families.gemm.traffic import (
     SMALL_SHARE,
     inline_sides,
@@ -75,6 +75,16 @@ INLINE_SWEEP: tuple[Blocks, ...] = (
 """Operands that the main loop splits or rounds where memory binds the product. Not from a sweep: by compiler counts
 (Triton 3.6, sm_90): 106 registers at 128 x 128 in TF32, so that one block of an SM computes on what it read while
 another multiplies; planes, their scales and a second accumulator take more."""
+
+STAGED_SWEEP: tuple[Blocks, ...] = (
+    (128, 128, 32, 4, 3),
+    (128, 128, 64, 8, 2),
+    (64, 128, 32, 4, 4),
+    (256, 64, 32, 8, 3),
+    (64, 64, 64, 4, 3),
+)
+"""Planes of a convolution's input, read from a copy. Not from a sweep: several blocks fit an SM, since a block waits
+for many small reads."""
 
 INLINE_FIRST = 2
 """So many of those come before packed planes, the others after them."""
@@ -153,9 +163,14 @@ def schedule_for_precision(
     packed = "".join(side for side in base.packed if side not in reading)
     inline = base.but(packed=packed, inline=reading if scheme.splits else "")
     first = _ranked(plan, inline, [(blocks, False) for blocks in INLINE_SWEEP], device)
-    if stageable(plan) is None:
+    if "a" in reading and stageable(plan) is None:
+        held = base.but(
+            staged=True, packed="".join(s.name for s in plan.sides if s.held or s.name in packed), inline=""
+        )
+        planes = [s for s in _ranked(plan, held, [(b, False) for b in STAGED_SWEEP], device) if splits(plan, s)]
+        moved = [s.but(shifted=True) for s in planes if tma and shiftable(plan, s) is None]
         copied = _ranked(plan, inline.but(staged=True), [(blocks, False) for blocks in INLINE_SWEEP], device)
-        return _in_turn(copied, first)[:MAX_ALTERNATIVES]
+        return (*_in_turn(moved, planes)[: 2 * GUESSES], *_in_turn(copied, first))[:MAX_ALTERNATIVES]
     if scheme.rounds:
         return first[:MAX_ALTERNATIVES]
     return (*first[:INLINE_FIRST], *plain, *first[INLINE_FIRST:])[:MAX_ALTERNATIVES]
@@ -196,15 +211,20 @@ def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
     """Precisions at which lowering tries a product of fp32 operands on the tensor cores, the likeliest first.
 
     Scaled fp16 planes at the mode's precision; where memory binds the product also what reads operands but once: TF32
-    in mode ``"high"``, else bf16 planes, where the budget of errors of so deep a product admits them. Windows are read
+    in mode ``"high"``, else bf16 planes, where the budget of errors of so deep a product admits them. Windows may also
+    be read from a copy that holds bf16 planes. They are read
     in TF32 where that is admitted: planes of them would have to be scaled window by window. cuDNN computes
-    convolutions of few channels in fp32 even then, and its error is the budget; where memory binds them, fp32's
-    precision costs little.
+    convolutions of few channels in fp32 even then, and its error is the budget: there planes come first. Where memory
+    binds a convolution, fp32's precision costs little.
     """
     if plan.mode(mode) == "high":
         if never_copied(plan):
+            if few_channels(plan):
+                return "bf16x6", "tf32"
             return ("tf32", "bf16x6") if memory_binds(plan, device, "bf16x6") else ("tf32",)
         return ("fp16", "tf32") if inline_sides(plan, device, "tf32") else ("fp16",)
+    if never_copied(plan) and stageable(plan) is None:
+        return "fp16x3", "bf16x6"
     once = inline_sides(plan, device, "bf16x3") and SCHEMES["bf16x3"].error <= budget(plan)
     return ("fp16x3", "bf16x3") if once else ("fp16x3",)
 
@@ -286,7 +306,8 @@ def shared_bytes(plan: GemmPlan, schedule: GemmSchedule) -> int:
     total = 0
     for side, rows in zip(plan.sides, (schedule.block_m, schedule.block_n), strict=True):
         block = rows * schedule.block_k * itemsize(scheme.dtype)
-        if is_packed(plan, schedule, side) or ((plan.half or side.rounded) and side.plain is not None):
+        ready = side.split or (plan.half or side.rounded) and side.plain is not None
+        if ready or is_packed(plan, schedule, side):
             total += block * (1 if schedule.cat else scheme.planes) * max(schedule.stages, 1)
         else:
             loaded = sum(rows * schedule.block_k * itemsize(plan.nest.sources[e.param].dtype) for e in side.loads)
