@@ -44,7 +44,8 @@ BEGIN_S, EACH_S = 90.0, 60.0
 """Seconds that a judge may take to begin, and for each reply."""
 
 LEAST = 2
-"""Replies to one request that are worth a judge of their own, where there are more judges than requests."""
+"""Replies to one request that are worth a judge of their own, where there are more judges than requests. A judge takes
+some 15 seconds to begin, and few for each reply."""
 
 UNKNOWN = "judge"
 """Failure of a reply that could not be judged."""
@@ -242,10 +243,10 @@ class JudgeGrader(Grader):
     def _judge(self, some: Iterable[Read]) -> None:
         """Verdicts of the judge, on what is not known yet."""
         new = {read.key: f"```python\n{read.source}```" for read in some if read.key not in self._known}
-        most = max(LEAST, -(-len(new) // sum(place.slots for place in self._pool.places)))
         questions: dict[Question, list[tuple[str, str]]] = {}
-        for name, group in groupby(sorted(new), lambda key: key[0]):
-            keys = list(group)
+        groups = {name: list(group) for name, group in groupby(sorted(new), lambda key: key[0])}
+        most = together([len(keys) for keys in groups.values()], sum(place.slots for place in self._pool.places))
+        for name, keys in groups.items():
             for some_keys in (keys[n : n + most] for n in range(0, len(keys), most)):
                 replies = tuple(new[key] for key in some_keys)
                 questions[Question(self._examples[name], replies, self._parents.get(name))] = some_keys
@@ -272,6 +273,18 @@ class JudgeGrader(Grader):
         return Graded(0.0, False, failure=verdict.failure, then=then, counted=verdict.counted)
 
 
+def together(replies: Sequence[int], judges: int) -> int:
+    """Replies to one request that one judge sees: so few that each judge is used, so many that each begins once.
+
+    Args:
+        replies: how many there are to each request.
+        judges: how many there are.
+    """
+    largest = max(replies, default=LEAST)
+    some = (most for most in range(LEAST, largest) if sum(-(-n // most) for n in replies) <= judges)
+    return next(some, max(largest, LEAST))
+
+
 def _same(text: str, other: str | None) -> bool:
     """Whether two Python texts differ at most in comments and spaces."""
     try:
@@ -280,4 +293,4 @@ def _same(text: str, other: str | None) -> bool:
         return False
 
 
-__all__ = ["JudgeGrader", "Question", "Verdict", "own_share", "verdicts"]
+__all__ = ["JudgeGrader", "Question", "Verdict", "own_share", "together", "verdicts"]

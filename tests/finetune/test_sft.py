@@ -19,6 +19,7 @@ from qimeng.finetune.conversations import (
     Row,
     batch_of,
     batches,
+    check_head,
     encoded,
     log_probabilities,
     read_conversations,
@@ -254,6 +255,18 @@ def test_a_model_that_scales_its_scores_is_refused(model: tuple[Any, Any], tmp_p
     lm = AutoModelForCausalLM.from_config(config)
     with pytest.raises(FinetuneError, match="'granite' scale or cap the scores"):
         fine_tune(lm, encoded(tokenizer, PAIRS), Sft(length=64), tmp_path)
+
+
+def test_a_model_whose_passes_round_differently_is_taken(model: tuple[Any, Any]) -> None:
+    lm, _ = model
+
+    def noisy(module: Any, given: Any, result: Any) -> Any:
+        result.last_hidden_state = result.last_hidden_state + torch.randn_like(result.last_hidden_state)
+        return result
+
+    hook = lm.base_model.register_forward_hook(noisy)
+    check_head(lm)
+    hook.remove()
 
 
 def test_what_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

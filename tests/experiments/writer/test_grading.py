@@ -14,7 +14,7 @@ import torch
 from experiments.writer import grading
 from experiments.writer.edits import edits_of
 from experiments.writer.examples import Draw, Example, examples_of
-from experiments.writer.grading import JudgeGrader, Question, Verdict, own_share, verdicts
+from experiments.writer.grading import JudgeGrader, Question, Verdict, own_share, together, verdicts
 from qimeng.bench.pool import Place
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
@@ -154,11 +154,27 @@ def test_replies_to_one_request_are_judged_side_by_side(
     monkeypatch.setattr(grading, "Screens", Passes)
     first, second = [e for e in examples if e.traits.kind == "lowering"][:2]
     some = [(first, first.reply.replace("num_warps=", f"num_stages={n}, num_warps=")) for n in range(1, 8)]
-    for slots, sizes in ((1, [7, 1]), (4, [2, 2, 2, 1, 1]), (99, [2, 2, 2, 1, 1])):
+    for slots, sizes in ((1, [7, 1]), (4, [3, 3, 1, 1]), (99, [2, 2, 2, 1, 1])):
         pool = Counting(right, slots)
         _, found = grades(pool, [first, second], *some, (second, second.reply))
         assert all(g.right for g in found)
         assert sorted((len(q.replies) for q in pool.asked), reverse=True) == sizes
+
+
+@pytest.mark.parametrize(
+    ("replies", "judges", "most"),
+    [
+        ([8] * 4, 40, 2),
+        ([8] * 24, 40, 8),
+        ([8] * 20, 40, 4),
+        ([8] * 50, 40, 8),
+        ([5, 1, 1], 4, 3),
+        ([1], 4, 2),
+        ([], 4, 2),
+    ],
+)
+def test_no_judge_begins_twice_where_that_can_be(replies: list[int], judges: int, most: int) -> None:
+    assert together(replies, judges) == most
 
 
 def test_what_takes_too_long_to_compile_meets_no_judge(
