@@ -8,6 +8,7 @@
     python -m benchmarks.writer sft    OUT --minutes 20         a pretrained model instead (extra `smol`)
     python -m benchmarks.writer rl     OUT --minutes 30         that one, by reinforcement over turns
     python -m benchmarks.writer turns  OUT --writer tuned       conversations on what is held out, with repairs
+    python -m benchmarks.writer corrections OUT NEW             what `rl` got wrong, to be learnt as repairs in NEW
     python -m benchmarks.writer toy    OUT          all of it, tiny, on a CPU, from patches that nobody judged
 
 Every command uses all GPUs of the machine and can be repeated: `data` begins anew, the others continue. Another
@@ -188,6 +189,19 @@ def rl(
         seed=seed,
     )
     run(out, how, source, target, rank, asked, jobs, now, device or None)
+
+
+@app.command()
+def corrections(
+    out: Out,
+    target: Annotated[Path, typer.Argument(help="Another folder, for `sft --model OUT/tuned`.")],
+    also: Annotated[int, typer.Option(help="Other examples that are learnt with them.")] = 4000,
+    seed: int = 0,
+) -> None:
+    """Make repairs of the wrong first replies of `rl`."""
+    from experiments.writer.corrections import corrections as run
+
+    print(f"{target}: {run(out, target, also, seed)}")
 
 
 @app.command()

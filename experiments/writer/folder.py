@@ -23,6 +23,7 @@ from qimeng.coder.llm.coder import LLMCoder
 from qimeng.coder.llm.words import Words
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.envs.sandbox.layer import end_with_parent
+from qimeng.finetune.weights import FinetuneError
 from qimeng.interfaces import Coder
 
 ANSWERS, JUDGED = "answers.jsonl", "judged.jsonl"
@@ -32,6 +33,9 @@ LEARNT = "learnt"
 
 PARTS = ("shapes", "chains")
 """What is held out."""
+
+ROUNDS = "rounds.jsonl"
+"""Conversations of a reinforcement."""
 
 COUNTED = 2_000
 """Examples, about, on which expressions are counted."""
@@ -92,6 +96,17 @@ def _code(example: Example) -> Code:
     return Code(example.answer, example.extents, example.prompt[1])
 
 
+def check_data(out: Path) -> None:
+    """Refuse a folder without examples before a model is loaded.
+
+    Raises:
+        FinetuneError: a file is missing.
+    """
+    missing = [f"{part}.jsonl" for part in (LEARNT, *PARTS) if not (out / f"{part}.jsonl").exists()]
+    if missing:
+        raise FinetuneError(f"{out} has no {' and no '.join(missing)}: `python -m benchmarks.writer data {out}` first")
+
+
 def read(out: Path, part: str) -> Iterator[Example]:
     """The examples of a part, one after another."""
     with open(out / f"{part}.jsonl") as file:
@@ -120,4 +135,16 @@ def coders(out: Path) -> Mapping[str, Coder]:
     return found
 
 
-__all__ = ["ANSWERS", "CODERS", "JUDGED", "LEARNT", "PARTS", "coders", "read", "requests", "write"]
+__all__ = [
+    "ANSWERS",
+    "CODERS",
+    "JUDGED",
+    "LEARNT",
+    "PARTS",
+    "ROUNDS",
+    "check_data",
+    "coders",
+    "read",
+    "requests",
+    "write",
+]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from experiments.writer.examples import Example
-from experiments.writer.folder import LEARNT, PARTS, read, requests
+from experiments.writer.folder import LEARNT, PARTS, ROUNDS, check_data, read, requests
 from experiments.writer.grading import JudgeGrader, verdicts
 from experiments.writer.turns import Conversation, read_conversations, turns_table
 from qimeng.bench.environment import environment
@@ -31,7 +31,7 @@ from qimeng.finetune.conversations import encoded
 from qimeng.finetune.members import Member, together
 from qimeng.finetune.progress import fingerprint
 from qimeng.finetune.rl import Rl, reinforce
-from qimeng.finetune.rollout import Asked, Trajectory, rollout
+from qimeng.finetune.rollout import Asked, Trajectory, Turn, rollout
 from qimeng.finetune.sampling import Sampler
 from qimeng.finetune.sft import Sft, fine_tune
 from qimeng.finetune.weights import FinetuneError, adapted, load, load_adapted, save
@@ -98,17 +98,6 @@ def _sft_member(
     if member.rank == 0:
         save(lm, tokenizer, out / target)
     member.leave()
-
-
-def check_data(out: Path) -> None:
-    """Refuse a folder without examples before a model is loaded.
-
-    Raises:
-        FinetuneError: a file is missing.
-    """
-    missing = [f"{part}.jsonl" for part in (LEARNT, *PARTS) if not (out / f"{part}.jsonl").exists()]
-    if missing:
-        raise FinetuneError(f"{out} has no {' and no '.join(missing)}: `python -m benchmarks.writer data {out}` first")
 
 
 def _pretrained(out: Path, model: str) -> None:
@@ -178,12 +167,8 @@ def rl(
 
     def keep(step: int, some: Sequence[Trajectory]) -> None:
         for one in some:
-            turns = [
-                {"text": t.sampled.text, "failure": t.graded.failure, "reward": t.graded.reward} for t in one.turns
-            ]
-            append_line(
-                out / "rounds.jsonl", json.dumps({"target": target, "step": step, "key": one.key, "turns": turns})
-            )
+            turns = [_kept(turn) for turn in one.turns]
+            append_line(out / ROUNDS, json.dumps({"target": target, "step": step, "key": one.key, "turns": turns}))
 
     with _pool(jobs) as pool:
         stop_at = time.monotonic() + min(run_s, how.seconds)
@@ -192,6 +177,13 @@ def rl(
         some: dict[str, Any] = {"run_s": run_s, "on_row": lambda row: tell({**row, **grader.spent})}
         reinforce(lm, tokenizer, questions, grader, how, out / target, on_trajectories=keep, **some)
     save(lm, tokenizer, out / target)
+
+
+def _kept(turn: Turn) -> dict[str, Any]:
+    """A reply as a row keeps it; `then` is what was said of it, where it is quoted there."""
+    graded = turn.graded
+    then = [message.text for message in graded.then[2:]]
+    return {"text": turn.sampled.text, "failure": graded.failure, "reward": graded.reward, "then": then}
 
 
 def turns(
@@ -306,7 +298,6 @@ __all__ = [
     "PRETRAINED",
     "REINFORCED",
     "TUNED",
-    "check_data",
     "conversations",
     "loaded",
     "place",
