@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from qimeng.coder.template.families.gemm.family import Gemm
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.families.gemm.scheme import scheme_of
 from qimeng.coder.template.families.gemm.staging import shiftable, stageable, under
 from qimeng.device import device_named
 from tests.coder.product_cases import BF16, FP16, Call, Case, add, as_script, check, infinities, planned, rows, shapes
@@ -22,6 +23,8 @@ from tests.interpreted import rows_of
 conv, up = functional.conv2d, functional.conv_transpose2d
 PLANES: dict[str, Any] = {"staged": True, "packed": "b", "precision": "bf16x6", "block_k": 32}
 TF32: dict[str, Any] = {"staged": True, "packed": "b", "precision": "tf32", "block_k": 32}
+SCALED: dict[str, Any] = {**PLANES, "precision": "fp16x3"}
+ONE: dict[str, Any] = {**PLANES, "precision": "fp16"}
 HALF: dict[str, Any] = {"staged": True, "packed": "b", "block_k": 32}
 EXACT, COARSE = 3e-6, 4e-3
 
@@ -38,6 +41,35 @@ def cases() -> dict[str, Case]:
     image = (2, 3, 19, 18)
     forms = [PLANES, {**PLANES, "descriptors": True}, {**PLANES, "cat": True, "block_n": 64}, {**PLANES, "splits": 2}]
     case("three channels", lambda s, x: conv(x, s.w, s.b, 2, 3), shapes(image), forms, EXACT, w=(20, 3, 7, 7), b=(20,))
+    case("scaled", lambda s, x: conv(x, s.w, s.b, 2, 3), shapes(image), [SCALED], EXACT, w=(20, 3, 7, 7), b=(20,))
+    case("one plane", lambda s, x: conv(x, s.w, s.b, 1, 1), shapes(image), [ONE], COARSE, w=(20, 3, 3, 3), b=(20,))
+    case(
+        "what planes lose",
+        lambda s, x: conv(x, s.w, s.b, 1, 1).relu(),
+        shapes((3, 3, 9, 10), spread=True),
+        [SCALED, ONE, {**SCALED, "splits": 2}],
+        COARSE,
+        w=(20, 3, 3, 3),
+        b=(20,),
+    )
+    scaled = {"shifted": True, "descriptors": True, "block_m": 64}
+    case(
+        "moved and lost",
+        lambda s, x: conv(x, s.w, None, 1, 1) * 2,
+        shapes((3, 32, 19, 18), spread=True),
+        [{**SCALED, **scaled}, {**ONE, **scaled}],
+        COARSE,
+        w=(20, 32, 3, 3),
+    )
+    case(
+        "phases lost",
+        lambda s, x: up(x, s.w, s.b, 2, 1),
+        shapes((2, 32, 19, 18), spread=True),
+        [{**SCALED, **scaled}, SCALED],
+        COARSE,
+        w=(32, 20, 3, 3),
+        b=(20,),
+    )
     case("three in tf32", lambda s, x: conv(x, s.w, None, 1, 1), shapes(image), [TF32], COARSE, w=(20, 3, 3, 3))
     case(
         "three in bf16",
@@ -81,8 +113,8 @@ def test_the_copy_is_what_tensor_cores_take(name: str) -> None:
         schedule = GemmSchedule(**changes)
         found = under(plan, schedule)
         held = found.nest.sources[found.a.loads[0].param]
-        assert held.dtype == ("bfloat16" if found.a.split else plan.dtype)
-        assert found.a.split == (schedule.precision == "bf16x6")
+        assert held.dtype == (scheme_of(plan, schedule).dtype if found.a.split else plan.dtype)
+        assert found.a.split == (schedule.precision in ("bf16x6", "fp16x3", "fp16") and not plan.half)
         assert held.shape[-1] % 4 == 0 and (found.shift is not None) == schedule.shifted
 
 
@@ -106,8 +138,8 @@ def test_lowering_tries_planes_first_where_cudnn_computes_in_fp32() -> None:
         plan = planned(lambda: Call(lambda s, x: conv(x, s.w, padding=1), w=(64, channels, 3, 3)), shapes(size))[2]
         return Gemm().guesses(plan, GemmSchedule(), device_named("h200"), "default")[0]
 
-    assert first(3).precision == "bf16x6" and first(3).staged and not first(3).inline
-    assert first(64).precision == "tf32"
+    assert first(3).precision == "fp16x3" and first(3).staged and not first(3).inline
+    assert first(64).precision == "fp16", "as many digits as TF32, at twice its rate"
 
 
 def test_blocks_of_planes_are_moved() -> None:

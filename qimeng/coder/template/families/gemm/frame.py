@@ -86,10 +86,11 @@ class Frame:
         else:
             tiled = tuple(self.results)
             self.epilogue = Epilogue(plan, schedule.block_m, width, self.pieces, schedule.fast, tiled)
-        self.exact_operands = [(self._read_by(s, plan.a), self._read_by(s, plan.b)) for s in self.exact]
+        a, b = plan.original.sides
+        self.exact_operands = [(self._read_by(s, a), self._read_by(s, b)) for s in self.exact]
 
     def _read_by(self, schedule: GemmSchedule, side: Side) -> Operand:
-        return operand(self.plan, schedule, side, self.prefix, self.names)
+        return operand(self.plan.original, schedule, side, self.prefix, self.names)
 
     def epilogue_function(self) -> str:
         """Its text."""

@@ -137,7 +137,7 @@ class _Host:
         """Variables that the entry function itself reads."""
         numbers = set(self.kernels.epilogue.sources()) | set(self.kernels.epilogue.final_sources())
         numbers |= {i for o in self.operands if o not in self.prepared for i in sources_of(o.side)}
-        numbers |= {i for side in self.plan.sides if self.kernels.exact for i in sources_of(side)}
+        numbers |= {i for side in self.plan.original.sides if self.kernels.exact for i in sources_of(side)}
         numbers |= set(self.stager.sources if self.stager else ())
         return [self.loads.names[i] for i in sorted(numbers)]
 

@@ -97,7 +97,7 @@ class Kernels(Frame):
 
     def _exact(self) -> Kernel:
         """The product of the tiles that the planes do not hold, if there are any, by a few programs."""
-        plan, first = self.plan, self.exact[0]
+        plan, first = self.plan.original, self.exact[0]
         whole, tiles = _blocks(self.schedule), Epilogue(plan, *_blocks(first))
         down, across = (w // b for w, b in zip(whole, _blocks(first), strict=True))
         where = [

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
-from qimeng.coder.template.families.gemm.staging import stageable
+from qimeng.coder.template.families.gemm.staging import splits, stageable
 from qimeng.coder.template.families.gemm.sweeps import has_tma, schedule_for_precision
+from qimeng.coder.template.families.gemm.traffic import never_copied
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
 from qimeng.family import MAX_ALTERNATIVES, Move
@@ -112,10 +113,11 @@ class Layout(GemmMove):
             raise IllegalAction("descriptors read neighbouring rows, and both operands are read at computed positions")
 
     def schedules(self, plan: GemmPlan, schedule: GemmSchedule, param: str, device: Device) -> Found:
-        """Set or clear `packed`, `staged` and `descriptors`."""
+        """Set or clear `packed`, `staged` and `descriptors`; the loop splits windows of which a copy held planes."""
+        inline = never_copied(plan) if splits(plan, schedule) else schedule.inline
         new = {
             "pack": schedule.but(packed=plan.packable, staged=stageable(plan) is None),
-            "unpack": schedule.but(packed="", staged=False, shifted=False),
+            "unpack": schedule.but(packed="", staged=False, shifted=False, inline=inline),
             "descriptors": schedule.but(descriptors=has_tma(device)),
             "pointers": schedule.but(descriptors=False),
         }[param]

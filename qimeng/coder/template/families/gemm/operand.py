@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from qimeng.coder.template.families.gemm.descriptors import described
 from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.families.gemm.scheme import scheme_of
+from qimeng.coder.template.families.gemm.staging import images_of
 from qimeng.coder.template.nest.expr import reach
 
 
@@ -36,6 +38,7 @@ class Operand(ABC):
         scale: name of the pointer to what tells the scales of its rows; empty without.
         stride: rows of the block matrix between two planes.
         padded: rows (of A) or columns (of B) rounded up to the block.
+        images: scales, where each image has one and not each row.
     """
 
     side: Side
@@ -55,6 +58,7 @@ class Operand(ABC):
     scale: str = ""
     stride: int = 0
     padded: int = 0
+    images: int = 0
 
     def __post_init__(self) -> None:
         self._arrange()
@@ -92,10 +96,25 @@ class Operand(ABC):
         """The function that makes them."""
         return f"{self.prefix}_pack_{self.side.name}"
 
+    def _scale_images(self) -> None:
+        """Read the scales of the images that the copy's scaled planes have."""
+        if not scheme_of(self.plan, self.schedule).scaled:
+            return
+        self.images = self.plan.extent(images_of(self.plan))
+        self.scale = f"{self.side.name}_inverse_ptr"
+        self.parameters += [self.scale, self.loss_pointer]
+        self.arguments += [f"{self.side.name}_inverse", f"{self.side.name}_loss"]
+
     @property
     def at_rows(self) -> str:
         """The places of the tile's rows among their scales."""
-        return f"z * {self.padded} + {self.rows}" if self.plan.batch else self.rows
+        return self.place(self.rows)
+
+    def place(self, rows: str) -> str:
+        """The places of `rows` among the scales: of rows, or of the images that they belong to."""
+        if self.images:
+            return f"tl.minimum({rows} // {self.plan.shape[1] // self.images}, {self.images - 1})"
+        return f"z * {self.padded} + {rows}" if self.plan.batch else rows
 
     def inverse(self) -> str:
         """The inverse scales of the tile's rows."""
@@ -104,8 +123,7 @@ class Operand(ABC):
     def loss(self, rows: str) -> list[str]:
         """Lines that leave in `<name>_loss` what the planes of the flat `rows` lose (`guard`)."""
         name = self.side.name
-        at = f"z * {self.padded} + {rows}" if self.plan.batch else rows
-        return [f"{name}_loss = tl.load({name}_loss_ptr + {at})"]
+        return [f"{name}_loss = tl.load({name}_loss_ptr + {self.place(rows)})"]
 
     @property
     def loss_pointer(self) -> str:

@@ -49,7 +49,7 @@ class Side:
             of the operand would be as much larger than the tensor.
         rounded: its elements have TF32's significand already.
         split: its tensor holds the planes of the product's scheme, one after the other.
-        short: axes with more positions than its tensors have elements, with their numbers of elements: beyond, it is 0.
+        short: axes with more positions than the operand has elements, and how many it has: beyond, it is 0.
         reader: a class of `Operand` where another family reads it in its own way.
     """
 
@@ -138,6 +138,7 @@ class GemmPlan:
         skips: makes `Skips` for tiles of a schedule, where another family knows of tiles that nobody needs.
         staging: the copy of a convolution's input that the left operand may be read from.
         shift: where the left operand is read, if its rows are those of that copy.
+        lying: the left operand where it lies, if a copy is read instead and does not hold all values.
     """
 
     region: Region
@@ -158,6 +159,7 @@ class GemmPlan:
     skips: Callable[..., Skips] | None = None
     staging: Staging | None = None
     shift: Shift | None = None
+    lying: Side | None = None
 
     def extent(self, atoms: Atoms) -> int:
         """Number of positions along `atoms`."""
@@ -183,6 +185,11 @@ class GemmPlan:
 
         tables = [self.nest.output_strides(i) for i in self.tiles]
         return any(step(self.batch, t) < min(step(self.m, t), step(self.n, t)) for t in tables)
+
+    @property
+    def original(self) -> GemmPlan:
+        """The plan that reads the left operand where it lies."""
+        return self if self.lying is None else replace(self, a=self.lying, shift=None, lying=None)
 
     def mode(self, mode: str) -> str:
         """The precision mode that the product is computed in where the spec's is `mode` (see `precision_of`)."""

@@ -65,12 +65,15 @@ class Pointers(Operand):
         extent, block = (m, s.block_m) if self.is_a else (n, s.block_n)
         self.along = me, other
         self.masks = {me: f"{'m' if self.is_a else 'n'}_ok"} if extent % block else {}
-        tests = [f"{name}_k < {k}"] if k % s.block_k else []
-        if tests := [*tests, *beyond(self.depth_walks, self.side)]:
-            self.masks[other] = " & ".join(f"({t})" for t in tests) if len(tests) > 1 else tests[0]
+        if k % s.block_k:
+            self.masks[other] = f"{name}_k < {k}"
+        for side, walks in ((me, self.row_walks), (other, self.depth_walks)):
+            if tests := [*([self.masks[side]] if side in self.masks else []), *beyond(walks, self.side)]:
+                self.masks[side] = " & ".join(f"({t})" for t in tests) if len(tests) > 1 else tests[0]
         if self.side.split:
             assert self.side.plain is not None
             self.stride = prod(nest.sources[self.side.plain.param].shape)
+            self._scale_images()
         masks = {side: f"({m})" for side, m in self.masks.items()}
         fixed = [*self.z_walks, *self.row_walks]
         self.positions = found = Positions(nest, self.side, fixed, self.depth_walks, masks)
@@ -114,7 +117,7 @@ class Pointers(Operand):
 def beyond(walks: Sequence[Walk], side: Side) -> list[str]:
     """Tests that a position lies among the elements of the tensors below an operand (see `Side.short`)."""
     at = {w.atoms[-1]: w.name for w in walks if w.atoms}
-    return [f"{at[atom]} < {count}" for atom, count in side.short]
+    return [f"{at[atom]} < {count}" for atom, count in side.short if atom in at]
 
 
 def _zeros(along: Mapping[str, str], lines: Sequence[str]) -> list[str]:

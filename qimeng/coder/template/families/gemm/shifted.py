@@ -36,6 +36,8 @@ class Shifted(Operand):
         self._exists = None if shift.exists is None else self._em.value(shift.exists)
         self._all = rows * (scheme_of(plan, s).planes if self.side.split else 1)
         self._describe(NAME, f"[{self._all}, {columns}], [{columns}, 1], [{s.block_m}, {s.block_k}]")
+        if self.side.split:
+            self._scale_images()
 
     def _terms(self, place: Sum, batch: list[Walk], depth: list[Walk]) -> list[str]:
         found = [*terms_of(batch, place.steps), *terms_of(depth, place.steps)]

@@ -1,16 +1,19 @@
-"""The kernel that copies a convolution's input after its prologue: channels last, with its padding, split into planes.
+"""The kernels that copy a convolution's input after its prologue: channels last, padded, in planes where asked for.
 
-Deals in kernel text. Knows nothing about the product.
+Scaled planes need the largest magnitude of each image, which a kernel finds before; what they lose of an image is noted
+beside them (see `guard`). Deals in kernel text. Knows nothing about the product.
 """
 
 from __future__ import annotations
 
+from qimeng.coder.template.families.gemm.guard import EXTREME, REMOTE, TINY
+from qimeng.coder.template.families.gemm.pack import BITS
 from qimeng.coder.template.families.gemm.pack_parts import KERNEL
 from qimeng.coder.template.families.gemm.plan import GemmPlan, used_axes
 from qimeng.coder.template.families.gemm.planes import plane_of
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import scheme_of
-from qimeng.coder.template.families.gemm.staging import NAME
+from qimeng.coder.template.families.gemm.staging import NAME, images_of
 from qimeng.coder.template.nest.expr import Staging, reach
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton.emitter import Emitter
@@ -37,87 +40,144 @@ class Stager:
         self._staging: Staging = plan.staging
         self._plan, self._prefix = plan, prefix
         self._scheme = scheme_of(plan, schedule) if plan.a.split else None
+        self._scaled = self._scheme is not None and self._scheme.scaled
         self._dtype = self._scheme.dtype if self._scheme else plan.dtype
         self._planes = self._scheme.planes if self._scheme else 1
         self.sources = sorted({e.param for e in reach([self._staging.fill]) if e.op == "load"})
         *outer, last, channels = self._staging.order
-        self._most = POSITIONS
+        most = POSITIONS
         if plan.extent(channels) <= FEW:
-            self._most = TILE // power_of_two(plan.extent(channels))
-            while len(outer) > 1 and plan.extent(last) < self._most:
+            most = TILE // power_of_two(plan.extent(channels))
+            while len(outer) > 1 and plan.extent(last) < most:
                 last = (*outer.pop(), *last)
         self._along = tuple(a for d in outer for a in d), last, channels
         self._outer, self._rows, self._columns = (plan.extent(atoms) for atoms in self._along)
         self._held = plan.b.short[0][1] if plan.b.short else self._columns  # the others are zero
+        self._tile = min(most, power_of_two(self._rows)), min(CHANNELS, power_of_two(self._columns))
+        self._blocks = -(-self._rows // self._tile[0]), -(-self._columns // self._tile[1])
+
+    @property
+    def _made(self) -> tuple[str, ...]:
+        """Variables of the entry function."""
+        return (NAME, "a_inverse", "a_loss") if self._scaled else (NAME,)
 
     @property
     def call(self) -> str:
         """The line of the entry function that makes the copy."""
         names = ", ".join(self._plan.loads.names[i] for i in self.sources)
-        return f"{NAME} = {self._prefix}_stage({names})"
+        return f"{', '.join(self._made)} = {self._prefix}_stage({names})"
 
     def source(self) -> str:
-        """Kernel and host function."""
+        """Kernels and host function."""
         nest, names = self._plan.nest, self._plan.loads.names
-        scalars = {i: nest.sources[i].scalar for i in self.sources}
-        pb, rb = min(self._most, power_of_two(self._rows)), min(CHANNELS, power_of_two(self._columns))
-        blocks = -(-self._rows // pb), -(-self._columns // rb)
-        parameters = [*(f"x{i}" if scalars[i] else f"x{i}_ptr" for i in self.sources), f"{NAME}_ptr"]
-        passed = [*(f"float({names[i]})" if scalars[i] else names[i] for i in self.sources), NAME]
-        shape = f"[{self._outer}, {self._rows}, {self._columns}]"
-        text = KERNEL.format(
-            name=f"{self._prefix}_stage_kernel",
-            parameters=", ".join(parameters),
-            doc=f"The input of the convolution, channels last and padded: {shape}.",
-            body="\n".join(f"    {line}" for line in self._body(pb, rb, blocks)),
-        )
-        grid = self._outer * blocks[0] * blocks[1]
-        tensor = next(names[i] for i in self.sources if not scalars[i])
-        dtype = f"dtype=torch.{self._dtype}, device={tensor}.device"
+        images, tensor = self._images, next(names[i] for i in self.sources if not nest.sources[i].scalar)
+        high = self._planes * self._outer * self._rows
         lines = [
             f"def {self._prefix}_stage({', '.join(names[i] for i in self.sources)}):",
             '    """The copy that the product reads."""',
-            f"    {NAME} = torch.empty(({self._planes * self._outer * self._rows}, {self._columns}), {dtype})",
-            f"    {self._prefix}_stage_kernel[({grid},)]({', '.join(passed)}, PB={pb}, RB={rb}, num_warps=4)",
-            f"    return {NAME}",
+            f"    device = {tensor}.device",
+            f"    {NAME} = torch.empty(({high}, {self._columns}), dtype=torch.{self._dtype}, device=device)",
         ]
-        return text + "\n\n" + "\n".join(lines) + "\n"
+        shape = f"[{self._outer}, {self._rows}, {self._columns}]"
+        doc = f"The input of the convolution, channels last and padded: {shape}."
+        text, launch = self._kernel("", doc, self._copied(), self._made)
+        if self._scaled:
+            top, found = self._kernel("_top", "Largest magnitude of each image, as bits.", self._top(), ("top",))
+            text = top + text
+            lines += [
+                f"    top = torch.zeros(({images},), dtype=torch.int32, device=device)",
+                f"    a_inverse = torch.empty(({images},), dtype=torch.float32, device=device)",
+                f"    a_loss = torch.full(({images},), {2 * self._plan.shape[3]}, dtype=torch.int32, device=device)",
+                f"    {found}",
+            ]
+        return text + "\n\n" + "\n".join([*lines, f"    {launch}", f"    return {', '.join(self._made)}"]) + "\n"
 
-    def _body(self, pb: int, rb: int, blocks: tuple[int, int]) -> list[str]:
-        nest, fill = self._plan.nest, self._staging.fill
+    def _kernel(self, suffix: str, doc: str, body: list[str], made: tuple[str, ...]) -> tuple[str, str]:
+        """A kernel and the line that launches it."""
+        nest, names = self._plan.nest, self._plan.loads.names
+        scalars = {i: nest.sources[i].scalar for i in self.sources}
+        made = (*made, "top") if suffix == "" and self._scaled else made
+        parameters = [*(f"x{i}" if scalars[i] else f"x{i}_ptr" for i in self.sources), *(f"{m}_ptr" for m in made)]
+        passed = [*(f"float({names[i]})" if scalars[i] else names[i] for i in self.sources), *made]
+        name = f"{self._prefix}_stage{suffix}_kernel"
+        lines = "\n".join(f"    {line}" for line in body)
+        text = KERNEL.format(name=name, parameters=", ".join(parameters), doc=doc, body=lines)
+        grid = self._outer * self._blocks[0] * self._blocks[1]
+        pb, rb = self._tile
+        return text, f"{name}[({grid},)]({', '.join(passed)}, PB={pb}, RB={rb}, num_warps=4)"
+
+    @property
+    def _images(self) -> int:
+        return self._plan.extent(images_of(self._plan))
+
+    def _inside(self) -> dict[str, str]:
+        """Masks of positions and channels inside the copy, where tiles overhang it."""
+        (pb, rb), sizes = self._tile, (self._rows, self._columns)
+        return {"p": f"(p < {sizes[0]})" if sizes[0] % pb else "", "r": f"(r < {sizes[1]})" if sizes[1] % rb else ""}
+
+    def _value(self) -> tuple[list[str], str]:
+        """Lines of a program, and the text of what its tile of the copy holds."""
+        nest, fill, (down, across) = self._plan.nest, self._staging.fill, self._blocks
         lines = [
-            f"z = t // {blocks[0] * blocks[1]}",
-            f"p = t // {blocks[1]} % {blocks[0]} * PB + tl.arange(0, PB)[:, None]",
-            f"r = t % {blocks[1]} * RB + tl.arange(0, RB)[None, :]",
+            f"z = t // {down * across}",
+            f"p = t // {across} % {down} * PB + tl.arange(0, PB)[:, None]",
+            f"r = t % {across} * RB + tl.arange(0, RB)[None, :]",
         ]
-        masks = {"p": f"(p < {self._rows})"} if self._rows % pb else {}
-        masks |= {"r": f"(r < {self._held})"} if self._held % rb else {}
+        masks = {"p": self._inside()["p"], "r": f"(r < {self._held})" if self._held % self._tile[1] else ""}
         loads = [e for e in reach([fill]) if e.op == "load" and not nest.sources[e.param].scalar]
         tables, used, walks = [nest.load_strides(e) for e in loads], used_axes(nest, [fill]), []
         for atoms, index, side in zip(self._along, "zpr", ("", "p", "r"), strict=True):
             more, found = spread(nest, atoms, tables, index, side, used=used)
             lines += more
             walks += found
-        em = Emitter(nest, walks, masks=masks)
+        em = Emitter(nest, walks, masks={side: mask for side, mask in masks.items() if mask})
         value = em.value(fill)
         lines += [f"{side}_zero = {side} * 0" for side in "pr" if f"{side}_zero" in "\n".join(em.lines)]
         stored = f"({value} + tl.zeros([PB, RB], tl.float32))" if em.side(fill) != "pr" else value
         stored = f"{self._prefix}_round({stored})" if self._plan.a.rounded else stored
+        zero = [masks["p"]] if self._scaled and masks["p"] else []
+        zero += [masks["r"]] if self._held < self._columns or (self._scaled and masks["r"]) else []
+        return [*lines, *em.lines], f"tl.where({' & '.join(zero)}, {stored}, 0.0)" if zero else stored
+
+    def _top(self) -> list[str]:
+        lines, value = self._value()
+        best = f"tl.max(tl.max({BITS}, axis=1), axis=0)"
+        return [*lines, f"x = {value}", f'tl.atomic_max(top_ptr + {self._image}, {best}, sem="relaxed")']
+
+    @property
+    def _image(self) -> str:
+        each = self._outer // self._images
+        return "z" if each == 1 else f"z // {each}"
+
+    def _copied(self) -> list[str]:
+        lines, value = self._value()
         big = self._planes * self._outer * self._rows * self._columns >= 1 << 31
         row = f"({'z.to(tl.int64)' if big else 'z'} * {self._rows} + p)"
-        inside = {**masks, "r": f"(r < {self._columns})"} if self._columns % rb else {"p": masks.get("p", "")}
-        tail = f", mask={mask}" if (mask := " & ".join(m for m in inside.values() if m)) else ""
-        if self._held < self._columns:
-            stored = f"tl.where(r < {self._held}, {stored}, 0.0)"
-        lines += [*em.lines, f"at = {NAME}_ptr + {row} * {self._columns} + r"]
+        tail = f", mask={mask}" if (mask := " & ".join(m for m in self._inside().values() if m)) else ""
+        lines.append(f"at = {NAME}_ptr + {row} * {self._columns} + r")
         if self._scheme is None:
-            return [*lines, f"value = ({stored}).to({TRITON_DTYPE[self._dtype]})", f"tl.store(at, value{tail})"]
-        lines.append(f"x = {stored}")
+            return [*lines, f"value = ({value}).to({TRITON_DTYPE[self._dtype]})", f"tl.store(at, value{tail})"]
+        lines += [f"x = {value}", *(self._scale() if self._scaled else [])]
         for plane in range(self._planes):
             further = f" + {plane * self._outer * self._rows * self._columns}" if plane else ""
             rounded, *less = plane_of(self._scheme, self._prefix, "x", "part", plane, plane + 1 == self._planes)
             lines += [rounded, f"tl.store(at{further}, part{tail})", *less]
         return lines
+
+    def _scale(self) -> list[str]:
+        """Lines that scale `x`, and note the image's scale and whether planes lose something of it."""
+        lost = f"tl.where(tl.abs(x) < {REMOTE!r}, {EXTREME}, (tl.abs(x * scale) < {TINY!r}).to(tl.int32))"
+        noted = f"tl.where(lost < {EXTREME}, {2 * self._plan.shape[3]} + lost, lost)"
+        return [
+            f"image = {self._image}",
+            "top = tl.load(top_ptr + image)",
+            f"scale, inverse = {self._prefix}_power(top.to(tl.float32, bitcast=True))",
+            "tl.store(a_inverse_ptr + image, inverse)",
+            f"lost = tl.max(tl.max(tl.where(x != 0.0, {lost}, 0), axis=1), axis=0)",
+            f"lost = tl.where({self._prefix}_extreme(top), {EXTREME}, lost)",
+            f'tl.atomic_max(a_loss_ptr + image, {noted}, mask=lost > 0, sem="relaxed")',
+            "x = x * scale",
+        ]
 
 
 __all__ = ["Stager"]

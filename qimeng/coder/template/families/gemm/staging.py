@@ -66,17 +66,25 @@ def under(plan: GemmPlan, schedule: GemmSchedule) -> GemmPlan:
     if not schedule.staged or stageable(plan) is not None:
         return plan
     scheme = scheme_of(plan, schedule)
-    staged = _staged(plan, scheme.rounds, scheme.dtype if splits(plan, schedule) else "")
+    staged = _staged(plan, scheme.rounds, scheme.dtype if splits(plan, schedule) else "", bool(scheme.exact))
     return _shifted(staged) if schedule.shifted and shiftable(plan, schedule) is None else staged
 
 
 def splits(plan: GemmPlan, schedule: GemmSchedule) -> bool:
-    """Whether the copy of `schedule` holds planes. Those that are scaled are of windows, each by its own elements."""
-    scheme = scheme_of(plan, schedule)
-    if not (schedule.staged and scheme.splits and not scheme.scaled and "a" not in schedule.inline):
+    """Whether the copy of `schedule` holds planes. Where these are scaled, each image has a scale of its own."""
+    scheme, staging = scheme_of(plan, schedule), plan.staging
+    if staging is None or not (schedule.staged and scheme.splits and "a" not in schedule.inline):
         return False
-    *outer, channels = (plan.extent(d) for d in plan.staging.order)  # type: ignore[union-attr]
-    return scheme.planes * prod(outer) * round_up(channels, RUN) < 1 << 31
+    *outer, channels = (plan.extent(d) for d in staging.order)
+    images = tuple(images_of(plan))
+    by_image = plan.m[: len(images)] == images
+    return scheme.planes * prod(outer) * round_up(channels, RUN) < 1 << 31 and (by_image or not scheme.scaled)
+
+
+def images_of(plan: GemmPlan) -> tuple[int, ...]:
+    """The axes of the rows that count images."""
+    assert plan.staging is not None and plan.staging.read.access is not None
+    return plan.staging.read.access.direct[0][0]
 
 
 def shiftable(plan: GemmPlan, schedule: GemmSchedule) -> str | None:
@@ -142,20 +150,23 @@ def _shifted(plan: GemmPlan) -> GemmPlan:
         rows = rows.plus(place.times(step // columns))
     channels = Sum(walk(nest.axes, staging.read.access.direct[1][0]))
     limited = {a for d, _ in nest.limits for a in d}
-    short = [((a,), nest.axes.size(a)) for a, n in along.items() if n > nest.axes.size(a) and a not in limited]
+    fewer = tuple((a, nest.axes.size(a)) for a, n in along.items() if n > nest.axes.size(a))
+    short = [((a,), size) for a, size in fewer if a not in limited]
     wider = replace(nest, axes=nest.axes.widened(along), limits=[*nest.limits, *short])
+    lying = None if plan.lying is None else replace(plan.lying, short=(*plan.lying.short, *fewer))
     shape = plan.extent(staging.order[0]) * prod(along.values()), columns
-    return replace(plan, nest=wider, shift=Shift(rows, channels, shape, guard(staging.read)))
+    return replace(plan, nest=wider, lying=lying, shift=Shift(rows, channels, shape, guard(staging.read)))
 
 
 @lru_cache(256)
-def _staged(plan: GemmPlan, rounds: bool, planes: str) -> GemmPlan:
+def _staged(plan: GemmPlan, rounds: bool, planes: str, loses: bool) -> GemmPlan:
     """The plan that reads the copy.
 
     Args:
         plan: the plan that reads windows where they lie.
         rounds: whether the copy is rounded to TF32.
         planes: dtype of the planes that the copy holds; empty where it holds the elements as they are.
+        loses: whether these planes do not hold all values.
     """
     plan = _filled(plan)
     staging: Staging = plan.staging  # type: ignore[assignment]
@@ -169,7 +180,7 @@ def _staged(plan: GemmPlan, rounds: bool, planes: str) -> GemmPlan:
     k = tuple(a for a in plan.k if a not in near) + near
     repeats = max(1.0, nest.axes.extent(read.depends) / prod(shape))
     side = Side("a", read, plan.m, (read,), read, False, True, True, repeats, rounds, bool(planes))
-    return replace(plan, nest=nest, loads=loads, k=k, a=side)
+    return replace(plan, nest=nest, loads=loads, k=k, a=side, lying=plan.a if planes and loses else None)
 
 
 def _filled(plan: GemmPlan) -> GemmPlan:
@@ -190,7 +201,8 @@ def _filled(plan: GemmPlan) -> GemmPlan:
         ),
     )
     nest = replace(plan.nest, axes=plan.nest.axes.widened({own: wide, channel: wide}))
-    return replace(plan, nest=nest, staging=replace(staging, read=read), b=replace(plan.b, short=((channel, run),)))
+    a, b = (replace(side, short=((channel, run),)) for side in plan.sides)
+    return replace(plan, nest=nest, staging=replace(staging, read=read), a=a, b=b)
 
 
-__all__ = ["NAME", "few_channels", "shiftable", "splits", "stageable", "under"]
+__all__ = ["NAME", "few_channels", "images_of", "shiftable", "splits", "stageable", "under"]

@@ -83,8 +83,17 @@ STAGED_SWEEP: tuple[Blocks, ...] = (
     (256, 64, 32, 8, 3),
     (64, 64, 64, 4, 3),
 )
-"""Planes of a convolution's input, read from a copy. Not from a sweep: several blocks fit an SM, since a block waits
-for many small reads."""
+"""Several planes of a convolution's input, read from a copy. Not from a sweep: several blocks fit an SM, since a block
+waits for many small reads."""
+
+STAGED_PLAIN_SWEEP: tuple[Blocks, ...] = (
+    (128, 128, 64, 4, 3),
+    (128, 256, 64, 8, 3),
+    (128, 128, 32, 4, 4),
+    (256, 128, 64, 8, 3),
+    (64, 128, 64, 4, 4),
+)
+"""One plane of it. Not from a sweep."""
 
 INLINE_FIRST = 2
 """So many of those come before packed planes, the others after them."""
@@ -167,7 +176,8 @@ def schedule_for_precision(
         held = base.but(
             staged=True, packed="".join(s.name for s in plan.sides if s.held or s.name in packed), inline=""
         )
-        planes = [s for s in _ranked(plan, held, [(b, False) for b in STAGED_SWEEP], device) if splits(plan, s)]
+        blocks_of = STAGED_SWEEP if scheme.planes > 1 else STAGED_PLAIN_SWEEP
+        planes = [s for s in _ranked(plan, held, [(b, False) for b in blocks_of], device) if splits(plan, s)]
         moved = [s.but(shifted=True) for s in planes if tma and shiftable(plan, s) is None]
         copied = _ranked(plan, inline.but(staged=True), [(blocks, False) for blocks in INLINE_SWEEP], device)
         return (*_in_turn(moved, planes)[: 2 * GUESSES], *_in_turn(copied, first))[:MAX_ALTERNATIVES]
@@ -219,9 +229,11 @@ def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
     """
     if plan.mode(mode) == "high":
         if never_copied(plan):
+            whole = ("fp16",) if stageable(plan) is None else ()
             if few_channels(plan):
-                return "bf16x6", "tf32"
-            return ("tf32", "bf16x6") if memory_binds(plan, device, "bf16x6") else ("tf32",)
+                return ("fp16x3", "bf16x6", "tf32") if whole else ("bf16x6", "tf32")
+            exact = ("bf16x6",) if memory_binds(plan, device, "bf16x6") else ()
+            return (*whole, "tf32", *exact)
         return ("fp16", "tf32") if inline_sides(plan, device, "tf32") else ("fp16",)
     if never_copied(plan) and stageable(plan) is None:
         return "fp16x3", "bf16x6"

@@ -32,17 +32,20 @@ def intents(region: Region, schedule: GemmSchedule | None, device: Device, mode:
     """Precisions first; the depth is split where the result has fewer tiles than the GPU has multiprocessors.
 
     Three bf16 products are not worth trying where three of fp16 are right: those keep six bits more and are as fast.
-    Six of them were chosen for a convolution among others in TF32, which were wrong or slower.
+    Planes were chosen for a convolution among others in TF32, which were wrong or slower.
     """
     half = any(region.graph.meta(v).dtype in ("float16", "bfloat16") for v in region.inputs)
     products = [n for n in region.ops if is_product(region.graph, n)]
     key = "half" if half else precision_of([n.packet for n in products], mode)
     convolution = all(category(n) == "convolution" for n in products)
-    found = INTENTS["windows" if key == "high" and convolution else key]
+    windows = key == "high" and convolution
+    found = INTENTS["windows" if windows else key]
     if not _few_tiles(region, device):
         found = tuple(i for i in found if i[0] != "split")
-    done = {"fp16x3": ("precision", "bf16x3"), "bf16x6": ("precision", "tf32")}
-    return found if schedule is None else tuple(i for i in found if i != done.get(schedule.precision))
+    if schedule is None:
+        return found
+    done = ("tf32", ("fp16", "fp16x3", "bf16x6")) if windows else ("bf16x3", ("fp16x3",))
+    return tuple(i for i in found if i != ("precision", done[0]) or schedule.precision not in done[1])
 
 
 def _few_tiles(region: Region, device: Device) -> bool:
