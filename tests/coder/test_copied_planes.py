@@ -167,13 +167,17 @@ def infinite() -> None:
     from qimeng.envs.estimate.interpreter import mend
 
     mend()
+    moved = {"shifted": True, "descriptors": True, "block_m": 64}
     infinities(cases()["three channels"], 0, PLANES, (7, 9))
+    infinities(cases()["scaled"], 0, SCALED, (7, 9))
+    infinities(cases()["one plane"], 0, ONE, (7, 9))
+    infinities(cases()["phases lost"], 0, {**ONE, **moved}, (7, 9))
 
 
 def test_an_infinity_reaches_its_own_windows_alone() -> None:
     """Channels that fill up are zero, and so are their weights."""
-    (found,) = rows_of(__file__, "infinite")
-    assert found["same"] and found["infinite"]
+    found = rows_of(__file__, "infinite")
+    assert len(found) == 4 and all(row["same"] and row["infinite"] for row in found), found
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ class GemmSchedule(Schedule):
         flat: the loop of a persistent program over its tiles and the one over the depth run as one, so that the next
             tile's first blocks are fetched while this one is finished.
         stores: results leave through tensor descriptors (TMA) where their strides allow it.
-        staged: a convolution reads a copy of its input that a kernel makes before: channels last, with its padding.
+        staged: a convolution reads a copy of its input that a kernel makes before: channels last, with its padding, and
+            as planes where the scheme has any and `inline` does not ask for others.
         shifted: the rows of the product are the positions of that copy, so that each element of the window is a block
             of it some rows further down, which the copy engine moves.
         dependent: kernels that follow another one of the region are launched while that one ends, and wait for it

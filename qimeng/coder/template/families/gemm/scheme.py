@@ -26,7 +26,8 @@ class Scheme:
     Attributes:
         planes: planes an operand.
         dtype: dtype of a plane.
-        scaled: planes are scaled by a power of two a row, undone after the main loop.
+        scaled: planes are scaled by a power of two a row (an image, in a convolution's copy), undone after the main
+            loop.
         bits: significant bits of each plane but the last; 0: as many as its dtype has.
         shift: binary digits by which each further plane is scaled up against the one before; undone between the small
             products and the main one.
