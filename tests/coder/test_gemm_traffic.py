@@ -120,7 +120,7 @@ def test_planes_of_short_windows_are_tried_with_less_bias_as_well() -> None:
         graph = capture(lambda: FunctionModule(functional.conv2d), lambda: made)
     plan = plan_gemm(make_region(graph, [n.name for n in graph.ops()]))
     schedules = guesses(plan, default_schedule(plan, H200, "default"), H200, "default")
-    first, *_, last = [s for s in schedules if s.precision == "bf16x6"]
+    first, *_, last = [s for s in schedules if s.precision in ("bf16x6", "fp16x3")]
     assert last == first.but(promote=32) and last.numerics != first.numerics
     assert all(s.promote != 32 for s in tried(found((4096, 72), (72, 64))))
 
@@ -172,7 +172,9 @@ def test_kernels_that_read_once_hold_all_in_registers(compilers: Compilers) -> N
         assert main.shared_bytes == pytest.approx(shared_bytes(of, schedule), rel=0.01)
 
 
-@pytest.mark.parametrize(("channels", "tried"), [(8, {"ieee", "tf32", "bf16x6"}), (128, {"ieee", "tf32"})])
+@pytest.mark.parametrize(
+    ("channels", "tried"), [(8, {"ieee", "tf32", "bf16x6", "fp16x3"}), (128, {"ieee", "tf32", "fp16"})]
+)
 def test_convolutions_of_few_channels_are_tried_in_full_precision_too(channels: int, tried: set[str]) -> None:
     shapes = ((8, channels, 128, 128), (64, channels, 3, 3))
     graph = capture(lambda: FunctionModule(torch.nn.functional.conv2d), lambda: tuple(torch.empty(s) for s in shapes))

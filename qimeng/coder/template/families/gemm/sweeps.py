@@ -221,11 +221,10 @@ def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
     """Precisions at which lowering tries a product of fp32 operands on the tensor cores, the likeliest first.
 
     Scaled fp16 planes at the mode's precision; where memory binds the product also what reads operands but once: TF32
-    in mode ``"high"``, else bf16 planes, where the budget of errors of so deep a product admits them. Windows may also
-    be read from a copy that holds bf16 planes. They are read
-    in TF32 where that is admitted: planes of them would have to be scaled window by window. cuDNN computes
-    convolutions of few channels in fp32 even then, and its error is the budget: there planes come first. Where memory
-    binds a convolution, fp32's precision costs little.
+    in mode ``"high"``, else bf16 planes, where the budget of errors of so deep a product admits them. Windows are read
+    from a copy that holds planes, or in TF32 where that is admitted: without a copy, planes of them would have to be
+    scaled window by window. cuDNN computes convolutions of few channels in fp32 even then, and its error is the budget:
+    there fp32's precision comes first. Where memory binds a convolution, that costs little.
     """
     if plan.mode(mode) == "high":
         if never_copied(plan):
