@@ -214,16 +214,18 @@ def turns(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest.")] = 0.7,
     longest: Annotated[int, typer.Option(help="Tokens of a reply.")] = 2048,
     length: Annotated[int, typer.Option(help="Tokens of prompt and reply.")] = 6144,
-    batch: Annotated[int, typer.Option(help="Replies drawn together.")] = 64,
+    batch: Annotated[int, typer.Option(help="Replies drawn together, on each GPU.")] = 64,
     minutes: Minutes = 10.0,
     jobs: Jobs = 4,
     device: Annotated[str, typer.Option(help="Without a GPU: the device to estimate for.")] = "",
     seed: int = 0,
 ) -> None:
     """Hold conversations about held-out requests, with real repairs, and print the shares by turn."""
-    from experiments.writer.tuning import turns as run
+    from experiments.writer.held_out import Talk
+    from experiments.writer.held_out import turns as run
 
-    run(out, writer, requests, group, most, temperature, longest, length, batch, jobs, minutes, device or None, seed)
+    how = Talk(requests, group, most, temperature, longest, length, batch, seed)
+    run(out, writer, how, jobs, minutes, device or None)
 
 
 @app.command()

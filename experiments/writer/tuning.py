@@ -1,18 +1,18 @@
-"""The steps that train a pretrained writer: fine-tuning, reinforcement, and conversations on what is held out.
+"""The steps that train a pretrained writer: fine-tuning and reinforcement.
 
 Deals in one folder (`experiments.writer.folder`), and in time. Every step can be repeated and continues. The folder
-gets the models ``pretrained``, ``tuned`` and ``reinforced``, `tuning.jsonl` and `reinforcement.jsonl` (figures),
-`rounds.jsonl` (conversations of the reinforcement) and `turns.jsonl` (conversations on what is held out).
+gets the models ``pretrained``, ``tuned`` and ``reinforced``, `tuning.jsonl` and `reinforcement.jsonl` (figures), and
+`rounds.jsonl` (conversations of the reinforcement).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import torch
 from experiments.writer.examples import Example
 from experiments.writer.folder import LEARNT, PARTS, ROUNDS, check_data, read, requests
 from experiments.writer.grading import JudgeGrader, verdicts
-from experiments.writer.turns import Conversation, read_conversations, turns_table
 from qimeng.bench.environment import environment
 from qimeng.bench.gpus import gpu_places, visible_gpus
 from qimeng.bench.pool import Pool
@@ -29,12 +28,10 @@ from qimeng.bench.row import append_line
 from qimeng.coder.llm.chat import Message
 from qimeng.finetune.conversations import encoded
 from qimeng.finetune.members import Member, together
-from qimeng.finetune.progress import fingerprint
 from qimeng.finetune.rl import Rl, reinforce
-from qimeng.finetune.rollout import Asked, Trajectory, Turn, rollout
-from qimeng.finetune.sampling import Sampler
+from qimeng.finetune.rollout import Asked, Trajectory, Turn
 from qimeng.finetune.sft import Sft, fine_tune
-from qimeng.finetune.weights import FinetuneError, adapted, load, load_adapted, save
+from qimeng.finetune.weights import FinetuneError, adapted, load, save
 
 PRETRAINED, TUNED, REINFORCED = "pretrained", "tuned", "reinforced"
 
@@ -170,7 +167,7 @@ def rl(
             turns = [_kept(turn) for turn in one.turns]
             append_line(out / ROUNDS, json.dumps({"target": target, "step": step, "key": one.key, "turns": turns}))
 
-    with _pool(jobs) as pool:
+    with judges(jobs) as pool:
         stop_at = time.monotonic() + min(run_s, how.seconds)
         grader = JudgeGrader(examples, target_of(device), pool, partial(verdicts, device=device), stop_at=stop_at)
         questions = [Asked(e.key, e.messages) for e in examples]
@@ -186,92 +183,6 @@ def _kept(turn: Turn) -> dict[str, Any]:
     return {"text": turn.sampled.text, "failure": graded.failure, "reward": graded.reward, "then": then}
 
 
-def turns(
-    out: Path,
-    writers: Sequence[str],
-    count: int = 100,
-    group: int = 4,
-    most: int = 3,
-    temperature: float = 0.7,
-    max_tokens: int = 1536,
-    length: int = 6144,
-    batch: int = 64,
-    jobs: int = 4,
-    minutes: float = 10.0,
-    device: str | None = None,
-    seed: int = 0,
-) -> None:
-    """Conversations of several turns on what is held out, with real repairs; appended to `turns.jsonl`.
-
-    Requests whose conversations the end of the time cut off get no row: those left would be the quick ones.
-
-    Args:
-        out: the folder.
-        writers: folders in `out` of models.
-        count: requests of each set.
-        group: conversations about each; with one at temperature 0 it is the likeliest.
-        most: replies of a conversation.
-        temperature: of sampling.
-        max_tokens: longest reply.
-        length: longest prompt and reply together.
-        batch: replies drawn together.
-        jobs: judges on each GPU.
-        minutes: after which nothing is begun, and what still runs is cut off; 0 only prints the table.
-        device: name of a device to estimate for; the GPU of this machine by default.
-        seed: of sampling.
-
-    Raises:
-        FinetuneError: the file has conversations with other settings, or other weights, of such a writer.
-    """
-    check_data(out)
-    stop_at, file = time.monotonic() + 60 * minutes, out / "turns.jsonl"
-    where = environment(target_of(device))
-    before = read_conversations(file)
-    done = {(r.writer, r.part, r.key) for r in before if not r.error}
-    asked = {part: requests(out, part, count) for part in PARTS}
-    each = max(1, batch // group)
-    in_turn = zip_longest(*([(part, e) for e in asked[part]] for part in PARTS))  # so that each has some if time is up
-    mixed = [one for some in in_turn for one in some if one is not None]
-    asked_how = f"{group} x {most} replies of {max_tokens} in {length} tokens, temperature {temperature:g}, seed {seed}"
-    device_of, work = target_of(device), partial(verdicts, device=device)
-    try:
-        with _pool(jobs) as pool:
-            grader = JudgeGrader([e for _, e in mixed], device_of, pool, work, stop_at=stop_at)
-            for writer in writers if minutes else ():
-                kind = place()
-                lm, tokenizer = load_adapted(out / writer, torch.bfloat16 if kind == "cuda" else torch.float32, kind)
-                settings = f"{asked_how}, weights {fingerprint(lm, adapters=True)}"
-                _check_same(file, writer, settings, before)
-                sampler = Sampler(
-                    lm, tokenizer, temperature=temperature, max_tokens=max_tokens, length=length, batch=batch
-                )
-                left = [(part, e) for part, e in mixed if (writer, part, e.key) not in done]
-                for some in (left[n : n + each] for n in range(0, len(left), each)):
-                    if time.monotonic() > stop_at:
-                        break
-                    found = rollout(sampler, grader, [Asked(e.key, e.messages) for _, e in some], group, most, seed)
-                    late = {one.key for one in found if not one.counted} if time.monotonic() > stop_at else set()
-                    for number, one in enumerate(found):
-                        part, example = some[number // group]
-                        if one.key not in late:
-                            row = Conversation.of(writer, part, example, number % group, one, where, settings)
-                            append_line(file, row.to_json())
-                    cut = f", {len(late)} of them cut off" if late else ""
-                    spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in grader.spent.items())
-                    print(f"{writer}: {len(some)} of {len(left)} requests{cut}; {spent}", flush=True)
-                del lm, sampler
-    finally:  # whatever ends it, what is there is shown
-        print(turns_table(read_conversations(file)), end="", flush=True)
-
-
-def _check_same(file: Path, writer: str, settings: str, before: Sequence[Conversation]) -> None:
-    """Refuse to add to conversations of a writer that were held otherwise."""
-    other = next((r.settings for r in before if r.writer == writer and r.settings not in ("", settings)), None)
-    if other is not None:
-        text = f"{file} has conversations of {writer} with other settings ({other}; now {settings})"
-        raise FinetuneError(f"{text}: move the file away, or ask a copy of the model's folder with another name")
-
-
 def target_of(device: str | None) -> Any:
     """The device that is written for."""
     from qimeng.envs.steps.setup import make_device
@@ -279,8 +190,10 @@ def target_of(device: str | None) -> Any:
     return make_device(device)
 
 
-def _pool(jobs: int) -> Pool:
-    return Pool(gpu_places(0, jobs, visible_gpus()))
+def judges(jobs: int, member: Member = Member()) -> Pool:  # noqa: B008
+    """So many judges on each GPU; on a member's own one where several processes have judges."""
+    own = visible_gpus()[member.rank : member.rank + 1] if member.count > 1 else visible_gpus()
+    return Pool(gpu_places(0, jobs, own, len(os.sched_getaffinity(0)) // member.count))
 
 
 def _teller(path: Path, settings: Mapping[str, Any], device: str | None = None) -> Any:
@@ -299,11 +212,11 @@ __all__ = [
     "REINFORCED",
     "TUNED",
     "conversations",
+    "judges",
     "loaded",
     "place",
     "rl",
     "said",
     "sft",
     "target_of",
-    "turns",
 ]

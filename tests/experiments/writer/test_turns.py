@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from experiments.tables import render
-from experiments.writer import tuning
+from experiments.writer import held_out, tuning
 from experiments.writer.examples import Draw, examples_of
 from experiments.writer.folder import LEARNT, PARTS, write
+from experiments.writer.held_out import Talk
 from experiments.writer.turns import Conversation, best_of, figures, pass_at, read_conversations, turns_table
 from qimeng.bench.row import Environment
 from qimeng.finetune.conversations import read_conversations as read_messages
+from qimeng.finetune.members import Member
 from qimeng.finetune.rl import Rl
 from qimeng.finetune.rollout import Answered, Graded, Grader
 from qimeng.finetune.sft import Sft
@@ -92,6 +94,8 @@ def test_tuning_reinforcing_and_asking_in_one_folder(
     for name in (LEARNT, *PARTS):  # whatever their hashes say, each part has some
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{e.to_json()}\n" for e in short))
     monkeypatch.setattr(tuning, "JudgeGrader", Lengths)
+    monkeypatch.setattr(held_out, "JudgeGrader", Lengths)
+    talk = Talk(count=2, group=2, most=2, temperature=1.0, max_tokens=4, length=4096, batch=4)
     save(*tiny([t for e in short for t in (*e.prompt, e.answer)], SIZE, 300), tmp_path / "start")
     assert tuning.conversations(tmp_path, tmp_path / "talks.jsonl") == 3
     assert list(read_messages(tmp_path / "talks.jsonl")) == [tuning.said(e) for e in short]
@@ -103,9 +107,9 @@ def test_tuning_reinforcing_and_asking_in_one_folder(
     assert "held_loss" in (tmp_path / "tuning.jsonl").read_text()
     assert '"agreeing"' in (tmp_path / "reinforcement.jsonl").read_text()
     for _ in range(2):  # the second run finds everything done
-        tuning.turns(tmp_path, ["tuned", "reinforced"], 2, 2, 2, 1.0, 4, 4096, 4, 1, 5.0, "h200")
+        held_out.turns(tmp_path, ["tuned", "reinforced"], talk, 1, 5.0, "h200")
     with pytest.raises(FinetuneError, match="conversations of tuned with other settings .*temperature 1, .*now .*0.5"):
-        tuning.turns(tmp_path, ["tuned"], 2, 2, 2, 0.5, 4, 4096, 4, 1, 5.0, "h200")
+        held_out.turns(tmp_path, ["tuned"], replace(talk, temperature=0.5), 1, 5.0, "h200")
     with pytest.raises(FinetuneError, match="pretrained holds .*start, not other: take another OUT"):
         tuning.sft(tmp_path, "other", how, rank=2)
     with pytest.raises(FinetuneError, match="no learnt.jsonl .*benchmarks.writer data"):
@@ -135,8 +139,9 @@ def test_the_end_of_the_time_keeps_whole_requests(
             last = len(answers) - 1
             return [Graded(1.0, True, counted=n != last) for n in range(len(answers))]
 
-    monkeypatch.setattr(tuning, "JudgeGrader", Slow)
-    tuning.turns(tmp_path, ["tuned"], 2, 2, 1, 1.0, 4, 4096, 4, 1, 0.02, "h200")
+    monkeypatch.setattr(held_out, "JudgeGrader", Slow)
+    talk = Talk(count=2, group=2, most=1, temperature=1.0, max_tokens=4, length=4096, batch=4)
+    held_out.turns(tmp_path, ["tuned"], talk, 1, 0.02, "h200")
     rows = read_conversations(tmp_path / "turns.jsonl")
     assert [r.key for r in rows] == [keys[0]] * 2 and not any(r.error for r in rows)
     assert "1 of them cut off" in capsys.readouterr().out
@@ -144,7 +149,22 @@ def test_the_end_of_the_time_keeps_whole_requests(
     def interrupted(*unused: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tuning, "rollout", interrupted)
+    monkeypatch.setattr(held_out, "rollout", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        tuning.turns(tmp_path, ["tuned"], 2, 2, 1, 1.0, 4, 4096, 4, 1, 5.0, "h200")
+        held_out.turns(tmp_path, ["tuned"], talk, 1, 5.0, "h200")
     assert "| shapes | tuned | 1 | right | 1.000" in capsys.readouterr().out
+
+
+def test_several_processes_share_the_requests_and_one_file(tmp_path: Path) -> None:
+    short = examples_of(Draw(0, 1, Bytes(1 << 14, 1 << 16)))[:3]
+    for name in (LEARNT, *PARTS):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{e.to_json()}\n" for e in short))
+    save(*tiny([t for e in short for t in e.prompt], SIZE, 300), tmp_path / "tuned")
+    talk = Talk(count=3, group=1, most=1, temperature=1.0, max_tokens=4, length=4096, batch=4)
+    for rank in range(2):
+        some = (tmp_path, ["tuned"], talk, 1, time.time() + 300, "h200")
+        held_out._member(Member("cpu", rank, 2), lambda: False, *some)
+    parts = [{r.key + r.part for r in read_conversations(tmp_path / f"turns-{rank}.jsonl")} for rank in range(2)]
+    assert [len(part) for part in parts] == [3, 3] and not parts[0] & parts[1]
+    held_out.turns(tmp_path, ["tuned"], talk, minutes=0)
+    assert len(read_conversations(tmp_path / "turns.jsonl")) == 6 and not list(tmp_path.glob("turns-*"))
