@@ -25,6 +25,9 @@ from __future__ import annotations
 
 from qimeng.coder.template.families.gemm.scheme import Scheme
 
+BITS = "(x.to(tl.int32, bitcast=True) & 2147483647)"
+"""The magnitude of `x` as bits, which order like the magnitudes; NaN is above all."""
+
 EXTREME = (1 << 29) + 1
 """The loss of a row of level 2: tiny, and more missed than any depth has."""
 
@@ -79,4 +82,4 @@ def helpers(prefix: str, scheme: Scheme, depth: int) -> dict[str, str]:
     return {name: text.format(**numbers) for name, text in named.items()}
 
 
-__all__ = ["EXTREME", "MISSED", "REMOTE", "TINY", "helpers"]
+__all__ = ["BITS", "EXTREME", "MISSED", "REMOTE", "TINY", "helpers"]

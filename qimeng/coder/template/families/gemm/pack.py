@@ -11,11 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from qimeng.coder.template.families.gemm.guard import BITS
 from qimeng.coder.template.families.gemm.pack_parts import Parts, Tile
 from qimeng.coder.template.nest.sizes import power_of_two
-
-BITS = "(x.to(tl.int32, bitcast=True) & 2147483647)"
-"""The magnitude of `x` as bits, which order like the magnitudes; NaN is above all."""
 
 RESIDENT_ROW = 32768
 """Elements of a row that a program may hold."""

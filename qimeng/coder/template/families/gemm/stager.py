@@ -6,8 +6,7 @@ beside them (see `guard`). Deals in kernel text. Knows nothing about the product
 
 from __future__ import annotations
 
-from qimeng.coder.template.families.gemm.guard import EXTREME, REMOTE, TINY
-from qimeng.coder.template.families.gemm.pack import BITS
+from qimeng.coder.template.families.gemm.guard import BITS, EXTREME, REMOTE, TINY
 from qimeng.coder.template.families.gemm.pack_parts import KERNEL
 from qimeng.coder.template.families.gemm.plan import GemmPlan, used_axes
 from qimeng.coder.template.families.gemm.planes import plane_of
