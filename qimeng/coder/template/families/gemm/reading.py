@@ -83,7 +83,9 @@ class Pointers(Operand):
         name, nest = self.side.name, self.plan.nest
         lines = [f"{name}_k = {self.depths(k)}", *self.deep_lines]
         masks = {s: f"({m})" for s, m in self.masks.items()}
-        em = Emitter(nest, [*self.z_walks, *self.row_walks, *self.depth_walks], masks=masks)
+        plain = self.side.plain
+        starts = {plain.param: plane} if plain is not None and plane != "0" else {}
+        em = Emitter(nest, [*self.z_walks, *self.row_walks, *self.depth_walks], masks=masks, starts=starts)
         mask = em.mask("pr")
         shape = "[BM, BK]" if self.is_a else "[BK, BN]"
         read = self.positions.load(self.side.plain, mask, plane) if em.side(self.side.expr) == "pr" else None
@@ -105,9 +107,6 @@ class Pointers(Operand):
             if self.plan.half or self.side.split:
                 dtype = scheme_of(self.plan, self.schedule).dtype
                 lines.append(f"{target} = {target}.to({TRITON_DTYPE[dtype]})")
-            if self.side.split and plane != "0":
-                pointer = f"x{self.sources[0]}_ptr"
-                lines = [line.replace(pointer, f"({pointer} + {plane})") for line in lines]
         return lines
 
 
@@ -126,7 +125,7 @@ def _zeros(along: Mapping[str, str], lines: Sequence[str]) -> list[str]:
 def strides_of_tensor(plan: GemmPlan, side: Side) -> Strides | None:
     """Strides along batch, rows and depth where each is one walk and a descriptor can take them; else None."""
     nest = plan.nest
-    if side.plain is None or side.computed:
+    if side.plain is None or side.computed or side.short:
         return None
     source, strides = nest.sources[side.plain.param], nest.load_strides(side.plain)
     return strides_in(nest, strides, (plan.batch, side.rows, plan.k), itemsize(source.dtype))

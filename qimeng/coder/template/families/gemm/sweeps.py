@@ -13,7 +13,7 @@ from itertools import zip_longest
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import SCHEMES, SHORT, is_packed, is_turned, scheme_of
-from qimeng.coder.template.families.gemm.staging import few_channels, shiftable, splits, stageable, under
+from qimeng.coder.template.families.gemm.staging import few_channels, holds_planes, shiftable, stageable, under
 from qimeng.coder.template.families.gemm.traffic import (
     SMALL_SHARE,
     inline_sides,
@@ -164,10 +164,9 @@ def schedule_for_precision(
     inline = base.but(packed=packed, inline=reading if scheme.splits else "")
     first = _ranked(plan, inline, [(blocks, False) for blocks in INLINE_SWEEP], device)
     if "a" in reading and stageable(plan) is None:
-        held = base.but(
-            staged=True, packed="".join(s.name for s in plan.sides if s.held or s.name in packed), inline=""
-        )
-        planes = [s for s in _ranked(plan, held, [(b, False) for b in STAGED_SWEEP], device) if splits(plan, s)]
+        once = "".join(s.name for s in plan.sides if s.held or s.name in packed)
+        held = _ranked(plan, base.but(staged=True, packed=once, inline=""), [(b, False) for b in STAGED_SWEEP], device)
+        planes = [s for s in held if holds_planes(plan, s)]
         moved = [s.but(shifted=True) for s in planes if tma and shiftable(plan, s) is None]
         copied = _ranked(plan, inline.but(staged=True), [(blocks, False) for blocks in INLINE_SWEEP], device)
         return (*_in_turn(moved, planes)[: 2 * GUESSES], *_in_turn(copied, first))[:MAX_ALTERNATIVES]
@@ -211,11 +210,11 @@ def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
     """Precisions at which lowering tries a product of fp32 operands on the tensor cores, the likeliest first.
 
     Scaled fp16 planes at the mode's precision; where memory binds the product also what reads operands but once: TF32
-    in mode ``"high"``, else bf16 planes, where the budget of errors of so deep a product admits them. Windows may also
-    be read from a copy that holds bf16 planes. They are read
-    in TF32 where that is admitted: planes of them would have to be scaled window by window. cuDNN computes
-    convolutions of few channels in fp32 even then, and its error is the budget: there planes come first. Where memory
-    binds a convolution, fp32's precision costs little.
+    in mode ``"high"``, else bf16 planes, where the budget of errors of so deep a product admits them. Windows are read
+    in TF32 where that is admitted: fp16 planes of them would have to be scaled window by window. Where memory binds the
+    convolution, three bf16 planes cost little more. cuDNN may compute convolutions of few channels in fp32 even where
+    TF32 is admitted, and its error is the budget: there bf16 planes come first. Elsewhere windows may be read from a
+    copy that holds bf16 planes.
     """
     if plan.mode(mode) == "high":
         if never_copied(plan):
