@@ -17,7 +17,20 @@ from qimeng.coder.template.families.gemm.moves import moves
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.staging import few_channels, shiftable, stageable, under
 from qimeng.device import device_named
-from tests.coder.product_cases import BF16, FP16, Call, Case, add, as_script, check, infinities, planned, rows, shapes
+from tests.coder.product_cases import (
+    BF16,
+    FP16,
+    Call,
+    Case,
+    add,
+    as_script,
+    check,
+    infinities,
+    planned,
+    printed,
+    rows,
+    shapes,
+)
 from tests.interpreted import rows_of
 
 conv, up = functional.conv2d, functional.conv_transpose2d
@@ -158,6 +171,12 @@ def test_blocks_of_planes_are_moved() -> None:
     *_, plan = cases()["moved"].planned
     assert shiftable(plan, GemmSchedule(**PLANES)) is None
     assert "as they are" in str(shiftable(plan, GemmSchedule(**{**PLANES, "inline": "a"})))
+
+
+def test_what_is_read_through_a_guard_of_another_kind_is_not_computed_on() -> None:
+    """Else the product's left operand would come from registers, which `shared_bytes` and `waits` do not count on."""
+    source = printed(cases()["with nothing"], 0, TF32)[3].source
+    assert "a0 = " in source and "a0 = tl.where(" not in source
 
 
 def test_values() -> None:

@@ -5,6 +5,8 @@ Deals in kernel text. Knows nothing about the product.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from qimeng.coder.template.families.gemm.pack_parts import KERNEL
 from qimeng.coder.template.families.gemm.plan import GemmPlan, used_axes
 from qimeng.coder.template.families.gemm.planes import plane_of
@@ -41,10 +43,10 @@ class Stager:
         self._planes = self._scheme.planes if self._scheme else 1
         self.sources = sorted({e.param for e in reach([self._staging.fill]) if e.op == "load"})
         *outer, last, channels = self._staging.order
-        self._most = POSITIONS
+        self._positions = POSITIONS
         if plan.extent(channels) <= FEW:
-            self._most = TILE // power_of_two(plan.extent(channels))
-            while len(outer) > 1 and plan.extent(last) < self._most:
+            self._positions = TILE // power_of_two(plan.extent(channels))
+            while len(outer) > 1 and plan.extent(last) < self._positions:
                 last = (*outer.pop(), *last)
         self._along = tuple(a for d in outer for a in d), last, channels
         self._outer, self._rows, self._columns = (plan.extent(atoms) for atoms in self._along)
@@ -60,7 +62,7 @@ class Stager:
         """Kernel and host function."""
         nest, names = self._plan.nest, self._plan.loads.names
         scalars = {i: nest.sources[i].scalar for i in self.sources}
-        pb, rb = min(self._most, power_of_two(self._rows)), min(CHANNELS, power_of_two(self._columns))
+        pb, rb = min(self._positions, power_of_two(self._rows)), min(CHANNELS, power_of_two(self._columns))
         blocks = -(-self._rows // pb), -(-self._columns // rb)
         parameters = [*(f"x{i}" if scalars[i] else f"x{i}_ptr" for i in self.sources), f"{NAME}_ptr"]
         passed = [*(f"float({names[i]})" if scalars[i] else names[i] for i in self.sources), NAME]
@@ -69,7 +71,7 @@ class Stager:
             name=f"{self._prefix}_stage_kernel",
             parameters=", ".join(parameters),
             doc=f"The input of the convolution, channels last and padded: {shape}.",
-            body="\n".join(f"    {line}" for line in self._body(pb, rb, blocks)),
+            body="\n".join(f"    {line}" for line in [*self._value(pb, rb, blocks), *self._store(pb, rb)]),
         )
         grid = self._outer * blocks[0] * blocks[1]
         tensor = next(names[i] for i in self.sources if not scalars[i])
@@ -83,15 +85,15 @@ class Stager:
         ]
         return text + "\n\n" + "\n".join(lines) + "\n"
 
-    def _body(self, pb: int, rb: int, blocks: tuple[int, int]) -> list[str]:
+    def _value(self, pb: int, rb: int, blocks: tuple[int, int]) -> list[str]:
+        """Lines that leave the elements of one program's tile in `x`."""
         nest, fill = self._plan.nest, self._staging.fill
         lines = [
             f"z = t // {blocks[0] * blocks[1]}",
             f"p = t // {blocks[1]} % {blocks[0]} * PB + tl.arange(0, PB)[:, None]",
             f"r = t % {blocks[1]} * RB + tl.arange(0, RB)[None, :]",
         ]
-        masks = {"p": f"(p < {self._rows})"} if self._rows % pb else {}
-        masks |= {"r": f"(r < {self._held})"} if self._held % rb else {}
+        masks = _inside({"p": (self._rows, pb), "r": (self._held, rb)})
         loads = [e for e in reach([fill]) if e.op == "load" and not nest.sources[e.param].scalar]
         tables, used, walks = [nest.load_strides(e) for e in loads], used_axes(nest, [fill]), []
         for atoms, index, side in zip(self._along, "zpr", ("", "p", "r"), strict=True):
@@ -103,21 +105,29 @@ class Stager:
         lines += [f"{side}_zero = {side} * 0" for side in "pr" if f"{side}_zero" in "\n".join(em.lines)]
         stored = f"({value} + tl.zeros([PB, RB], tl.float32))" if em.side(fill) != "pr" else value
         stored = f"{self._prefix}_round({stored})" if self._plan.a.rounded else stored
-        big = self._planes * self._outer * self._rows * self._columns >= 1 << 31
-        row = f"({'z.to(tl.int64)' if big else 'z'} * {self._rows} + p)"
-        inside = {**masks, "r": f"(r < {self._columns})"} if self._columns % rb else {"p": masks.get("p", "")}
-        tail = f", mask={mask}" if (mask := " & ".join(m for m in inside.values() if m)) else ""
         if self._held < self._columns:
             stored = f"tl.where(r < {self._held}, {stored}, 0.0)"
-        lines += [*em.lines, f"at = {NAME}_ptr + {row} * {self._columns} + r"]
+        return [*lines, *em.lines, f"x = {stored}"]
+
+    def _store(self, pb: int, rb: int) -> list[str]:
+        """Lines that store `x` as it is, or as planes one after the other."""
+        plane_size = self._outer * self._rows * self._columns
+        row = f"({'z.to(tl.int64)' if self._planes * plane_size >= 1 << 31 else 'z'} * {self._rows} + p)"
+        mask = " & ".join(_inside({"p": (self._rows, pb), "r": (self._columns, rb)}).values())
+        tail = f", mask={mask}" if mask else ""
+        lines = [f"at = {NAME}_ptr + {row} * {self._columns} + r"]
         if self._scheme is None:
-            return [*lines, f"value = ({stored}).to({TRITON_DTYPE[self._dtype]})", f"tl.store(at, value{tail})"]
-        lines.append(f"x = {stored}")
+            return [*lines, f"tl.store(at, x.to({TRITON_DTYPE[self._dtype]}){tail})"]
         for plane in range(self._planes):
-            further = f" + {plane * self._outer * self._rows * self._columns}" if plane else ""
+            further = f" + {plane * plane_size}" if plane else ""
             rounded, *less = plane_of(self._scheme, self._prefix, "x", "part", plane, plane + 1 == self._planes)
             lines += [rounded, f"tl.store(at{further}, part{tail})", *less]
         return lines
+
+
+def _inside(sides: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+    """Side to its mask, where so many elements are no multiple of the block along it."""
+    return {side: f"({side} < {count})" for side, (count, block) in sides.items() if count % block}
 
 
 __all__ = ["Stager"]

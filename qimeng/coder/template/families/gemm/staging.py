@@ -187,7 +187,8 @@ def _staged(plan: GemmPlan, rounds: bool, planes: str) -> GemmPlan:
     near = _near(plan)
     k = tuple(a for a in plan.k if a not in near) + near
     repeats = max(1.0, nest.axes.extent(read.depends) / prod(shape))
-    side = Side("a", read, plan.m, (read,), read, False, True, True, repeats, rounds, bool(planes))
+    whole = Side("a", read, plan.m, (read,), plain=read, held=False, k_major=True, aligned=True)
+    side = replace(whole, repeats=repeats, rounded=rounds, split=bool(planes))
     return replace(plan, nest=nest, loads=loads, k=k, a=side)
 
 
