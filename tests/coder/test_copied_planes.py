@@ -40,7 +40,7 @@ HALF: dict[str, Any] = {"staged": True, "packed": "b", "block_k": 32}
 EXACT, COARSE = 3e-6, 4e-3
 
 
-def after_exp(s: Call, x: torch.Tensor) -> torch.Tensor:
+def after_exp(s: Any, x: torch.Tensor) -> torch.Tensor:
     return conv(x.exp(), s.w.abs().log(), s.b, 2, 1) * 2
 
 

@@ -44,7 +44,7 @@ def stageable(plan: GemmPlan) -> str | None:
         return "windows of one element need no copy"
     run = plan.extent(_near(plan))
     if run % RUN and not _fillable(plan):
-        return f"{run} neighbouring elements are no multiple of {RUN}"
+        return f"{run} neighbouring elements are no multiple of {RUN}, and cannot be filled up"
     return None
 
 
