@@ -13,11 +13,25 @@ import torch
 from torch.nn import functional
 
 from qimeng.coder.template.families.gemm.family import Gemm
+from qimeng.coder.template.families.gemm.moves import moves
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import scheme_of
-from qimeng.coder.template.families.gemm.staging import shiftable, stageable, under
+from qimeng.coder.template.families.gemm.staging import few_channels, shiftable, stageable, under
 from qimeng.device import device_named
-from tests.coder.product_cases import BF16, FP16, Call, Case, add, as_script, check, infinities, planned, rows, shapes
+from tests.coder.product_cases import (
+    BF16,
+    FP16,
+    Call,
+    Case,
+    add,
+    as_script,
+    check,
+    infinities,
+    planned,
+    printed,
+    rows,
+    shapes,
+)
 from tests.interpreted import rows_of
 
 conv, up = functional.conv2d, functional.conv_transpose2d
@@ -29,7 +43,7 @@ HALF: dict[str, Any] = {"staged": True, "packed": "b", "block_k": 32}
 EXACT, COARSE = 3e-6, 4e-3
 
 
-def after_exp(s: Call, x: torch.Tensor) -> torch.Tensor:
+def after_exp(s: Any, x: torch.Tensor) -> torch.Tensor:
     return conv(x.exp(), s.w.abs().log(), s.b, 2, 1) * 2
 
 
@@ -90,6 +104,17 @@ def cases() -> dict[str, Case]:
     volume = (2, 5, 8, 9, 10)
     case("volumes", lambda s, x: functional.conv3d(x, s.w).tanh(), shapes(volume), [PLANES], EXACT, w=(12, 5, 3, 2, 3))
     case("prologues", after_exp, shapes(image), [PLANES, TF32], COARSE, w=(20, 3, 3, 3), b=(20,))
+    case("with nothing", lambda s, x: up(x, s.w, None, 2, 1, 0, 1, 2), shapes(image), [PLANES], EXACT, w=(3, 20, 3, 3))
+    weights = torch.full((16, 8, 1, 1), float("nan"), dtype=BF16)
+    weights[:, :3] = torch.randn(16, 3, 1, 1)
+    case(
+        "weights beside others",
+        lambda s, x: conv(x, s.w[:, :3], padding=1, stride=2),
+        shapes(image, dtype=BF16),
+        [{"staged": True, "descriptors": True}],
+        2e-2,
+        w=weights,
+    )
     case("phases", lambda s, x: up(x, s.w, s.b, 2, 1), shapes(image), [PLANES], EXACT, w=(3, 20, 3, 3), b=(20,))
     whole = (2, 32, 19, 18)
     moved = {**PLANES, "shifted": True, "descriptors": True}
@@ -125,6 +150,38 @@ def test_what_cannot_be_filled_up() -> None:
     assert "3 neighbouring elements" in str(stageable(groups))
 
 
+@pytest.mark.parametrize(
+    ("function", "size", "parameters"),
+    [
+        (lambda s, x: conv(x, s.w.exp().view(8, 3, 3, 3)), (2, 3, 9, 8), {"w": (216,)}),
+        (lambda s, x: conv(x[s.i].view(2, 3, 9, 8), s.w), (6, 9, 8), {"w": (8, 3, 3, 3), "i": torch.arange(6)}),
+        (
+            lambda s, x: conv((x.reshape(6, 72) * torch.arange(6)[:, None]).view(2, 3, 9, 8), s.w),
+            (2, 3, 9, 8),
+            {"w": (8, 3, 3, 3)},
+        ),
+    ],
+    ids=["weights", "gathered", "numbered"],
+)
+def test_channels_inside_another_dimension_are_not_filled_up(function: Any, size: Any, parameters: Any) -> None:
+    """More channels would move what lies outside them in memory, or its number."""
+    plan = planned(lambda: Call(function, **parameters), shapes(size))[2]
+    assert "3 neighbouring elements" in str(stageable(plan))
+
+
+def test_few_channels_are_those_that_a_result_sums_over() -> None:
+    one = planned(lambda: Call(lambda s, x: conv(x, s.w), w=(8, 1, 11, 11)), shapes((2, 1, 19, 19)))[2]
+    parts = Call(lambda s, x: conv((x.view(2, 4, 4, 9, 9) * s.v).flatten(1, 2), s.w), v=(4, 1, 1), w=(8, 16, 3, 3))
+    sixteen = planned(lambda: parts, shapes((2, 16, 9, 9)))[2]
+    assert few_channels(one) and not few_channels(sixteen)
+
+
+def test_unpacked_windows_are_split_by_the_main_loop() -> None:
+    *_, plan = cases()["three channels"].planned
+    (found,) = moves()["layout"].schedules(plan, GemmSchedule(**PLANES), "unpack", device_named("h200"))
+    assert not found.staged and found.inline == "a"
+
+
 def test_too_large_a_copy_holds_no_planes() -> None:
     large = planned(lambda: Call(lambda s, x: conv(x, s.w), w=(8, 3, 3, 3)), shapes((100, 3, 1400, 1400)))[2]
     assert not under(large, GemmSchedule(**PLANES)).a.split
@@ -146,6 +203,12 @@ def test_blocks_of_planes_are_moved() -> None:
     *_, plan = cases()["moved"].planned
     assert shiftable(plan, GemmSchedule(**PLANES)) is None
     assert "as they are" in str(shiftable(plan, GemmSchedule(**{**PLANES, "inline": "a"})))
+
+
+def test_what_is_read_through_a_guard_of_another_kind_is_not_computed_on() -> None:
+    """Else the product's left operand would come from registers, which `shared_bytes` and `waits` do not count on."""
+    source = printed(cases()["with nothing"], 0, TF32)[3].source
+    assert "a0 = " in source and "a0 = tl.where(" not in source
 
 
 def test_values() -> None:

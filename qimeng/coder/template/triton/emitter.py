@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from qimeng.coder.template.nest.axes import strides_of
@@ -62,6 +62,7 @@ class Emitter:
         letter: how temporaries begin; two branches of an `if` must not share names.
         fast: how special functions are computed; see `ops.write`.
         aligned: elements that an access along a row's columns is a multiple of; 0 where nothing is known.
+        starts: number of a source to where in its tensor it begins, as text; 0 where it is not there.
         limited: whether reads beyond a dimension's elements (`Nest.limits`) are masked, as stores are.
     """
 
@@ -75,6 +76,7 @@ class Emitter:
     letter: str = "v"
     fast: str = ""
     aligned: int = 0
+    starts: Mapping[int, str] = field(default_factory=dict)
     limited: bool = False
     _count: int = 0
 
@@ -192,6 +194,7 @@ class Emitter:
         place = self.offset(strides, sides if e.access else "")
         for position, step in positions(e):
             place += f" + {self._position(position)}" + ("" if step == 1 else f" * {step}")
+        place += f" + {self.starts[source.number]}" if source.number in self.starts else ""
         target = self.fresh()
         arguments = f", mask={mask}, other={'0.0' if e.dtype in CONVERTED else '0'}" if mask else ""
         hint = self.load_hint if "r" in sides and "p" in sides else ""

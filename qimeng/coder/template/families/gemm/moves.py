@@ -11,9 +11,8 @@ from typing import TypeVar
 
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
-from qimeng.coder.template.families.gemm.staging import splits, stageable
+from qimeng.coder.template.families.gemm.staging import holds_planes, stageable
 from qimeng.coder.template.families.gemm.sweeps import has_tma, schedule_for_precision
-from qimeng.coder.template.families.gemm.traffic import never_copied
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
 from qimeng.family import MAX_ALTERNATIVES, Move
@@ -113,11 +112,11 @@ class Layout(GemmMove):
             raise IllegalAction("descriptors read neighbouring rows, and both operands are read at computed positions")
 
     def schedules(self, plan: GemmPlan, schedule: GemmSchedule, param: str, device: Device) -> Found:
-        """Set or clear `packed`, `staged` and `descriptors`; the loop splits windows of which a copy held planes."""
-        inline = never_copied(plan) if splits(plan, schedule) else schedule.inline
+        """Set or clear `packed`, `staged` and `descriptors`; the main loop splits windows whose copy held planes."""
+        read = "a" if stageable(plan) is None and holds_planes(plan, schedule) else ""
         new = {
             "pack": schedule.but(packed=plan.packable, staged=stageable(plan) is None),
-            "unpack": schedule.but(packed="", staged=False, shifted=False, inline=inline),
+            "unpack": schedule.but(packed="", inline=read + schedule.inline, staged=False, shifted=False),
             "descriptors": schedule.but(descriptors=has_tma(device)),
             "pointers": schedule.but(descriptors=False),
         }[param]

@@ -11,7 +11,7 @@ from qimeng.coder.template.families.gemm.guard import EXTREME, MISSED, REMOTE, T
 from qimeng.coder.template.families.gemm.inline import Inline
 from qimeng.coder.template.families.gemm.operand import sources_of
 from qimeng.coder.template.families.gemm.planes import Planes, plane_of
-from qimeng.coder.template.families.gemm.reading import beyond
+from qimeng.coder.template.families.gemm.reading import within
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import scheme_of
 from qimeng.coder.template.triton.emitter import Emitter
@@ -109,7 +109,7 @@ class Parts:
             walks += found
         masks = {"p": f"(p < {self.real_p})", "r": f"(r < {self.real_r})"}
         deep = "r" if self.row_of == "p" else "p"
-        masks[deep] = " & ".join([masks[deep], *(f"({test})" for test in beyond(walks, self.side))])
+        masks[deep] = " & ".join([masks[deep], *(f"({test})" for test in within(walks, self.side))])
         em = Emitter(nest, walks, masks=masks)
         value = em.value(self.side.expr)
         lines += [f"{side}_zero = {side} * 0" for side in "pr" if f"{side}_zero" in "\n".join(em.lines)]

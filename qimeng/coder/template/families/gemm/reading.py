@@ -68,7 +68,7 @@ class Pointers(Operand):
         if k % s.block_k:
             self.masks[other] = f"{name}_k < {k}"
         for side, walks in ((me, self.row_walks), (other, self.depth_walks)):
-            if tests := [*([self.masks[side]] if side in self.masks else []), *beyond(walks, self.side)]:
+            if tests := [*([self.masks[side]] if side in self.masks else []), *within(walks, self.side)]:
                 self.masks[side] = " & ".join(f"({t})" for t in tests) if len(tests) > 1 else tests[0]
         if self.side.split:
             assert self.side.plain is not None
@@ -86,35 +86,36 @@ class Pointers(Operand):
         name, nest = self.side.name, self.plan.nest
         lines = [f"{name}_k = {self.depths(k)}", *self.deep_lines]
         masks = {s: f"({m})" for s, m in self.masks.items()}
-        em = Emitter(nest, [*self.z_walks, *self.row_walks, *self.depth_walks], masks=masks)
+        plain = self.side.plain
+        starts = {plain.param: plane} if plain is not None and plane != "0" else {}
+        em = Emitter(nest, [*self.z_walks, *self.row_walks, *self.depth_walks], masks=masks, starts=starts)
         mask = em.mask("pr")
         shape = "[BM, BK]" if self.is_a else "[BK, BN]"
-        read = self.positions.load(self.side.plain, mask, plane) if em.side(self.side.expr) == "pr" else None
+        read = self.positions.load(plain, mask, plane) if em.side(self.side.expr) == "pr" else None
         if read is not None:
             lines.append(f"{target} = {read}")
-        elif self.side.plain is not None and not self.side.computed:
-            strides = nest.load_strides(self.side.plain)
+        elif plain is not None and not self.side.computed:
+            strides = nest.load_strides(plain)
             inside = em.mask(em.side_of(strides))
             other = f", mask={inside}, other=0.0" if inside else ""
-            lines.append(f"{target} = tl.load(x{self.side.plain.param}_ptr + {em.offset(strides)}{other})")
+            lines.append(f"{target} = tl.load(x{plain.param}_ptr + {em.offset(strides)}{other})")
             if em.side_of(strides) != "pr":
                 lines.append(f"{target} = tl.broadcast_to({target}, {shape})")
         else:
             self.positions.define(em)
             value = em.value(self.side.expr)
             lines += _zeros(dict(zip(self.along, (self.rows, f"{name}_k"), strict=True)), em.lines) + em.lines
-            full = value if em.side(self.side.expr) == "pr" else f"{value} + tl.zeros({shape}, tl.float32)"
-            lines.append(f"{target} = tl.where({mask}, {full}, 0.0)" if mask else f"{target} = {full}")
+            whole = em.side(self.side.expr) == "pr"
+            full = value if whole else f"{value} + tl.zeros({shape}, tl.float32)"
+            masked = mask and not (whole and plain is not None)  # a tensor's own read has given zeros
+            lines.append(f"{target} = tl.where({mask}, {full}, 0.0)" if masked else f"{target} = {full}")
             if self.plan.half or self.side.split:
                 dtype = scheme_of(self.plan, self.schedule).dtype
                 lines.append(f"{target} = {target}.to({TRITON_DTYPE[dtype]})")
-            if self.side.split and plane != "0":
-                pointer = f"x{self.sources[0]}_ptr"
-                lines = [line.replace(pointer, f"({pointer} + {plane})") for line in lines]
         return lines
 
 
-def beyond(walks: Sequence[Walk], side: Side) -> list[str]:
+def within(walks: Sequence[Walk], side: Side) -> list[str]:
     """Tests that a position lies among the elements of the tensors below an operand (see `Side.short`)."""
     at = {w.atoms[-1]: w.name for w in walks if w.atoms}
     return [f"{at[atom]} < {count}" for atom, count in side.short if atom in at]
@@ -129,10 +130,10 @@ def _zeros(along: Mapping[str, str], lines: Sequence[str]) -> list[str]:
 def strides_of_tensor(plan: GemmPlan, side: Side) -> Strides | None:
     """Strides along batch, rows and depth where each is one walk and a descriptor can take them; else None."""
     nest = plan.nest
-    if side.plain is None or side.computed:
+    if side.plain is None or side.computed or side.short:
         return None
     source, strides = nest.sources[side.plain.param], nest.load_strides(side.plain)
     return strides_in(nest, strides, (plan.batch, side.rows, plan.k), itemsize(source.dtype))
 
 
-__all__ = ["Pointers", "Tensor", "beyond", "strides_of_tensor"]
+__all__ = ["Pointers", "Tensor", "strides_of_tensor", "within"]

@@ -17,7 +17,7 @@ from qimeng.coder.template.families.gemm.plan import GemmPlan, Shift, Side, walk
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import scheme_of
 from qimeng.coder.template.nest.axes import Dim
-from qimeng.coder.template.nest.expr import Expr, Staging, Sum, guard, positions, sum_of, walk
+from qimeng.coder.template.nest.expr import Expr, Staging, Sum, guard, positions, reach, sum_of, walk
 from qimeng.coder.template.nest.ir import VECTOR_BYTES, Source
 from qimeng.coder.template.nest.sizes import round_up
 from qimeng.graph.opgraph import itemsize
@@ -26,7 +26,7 @@ WASTE = 1.25
 """Times as many rows as positions of the result that may be computed."""
 
 FEW = 8
-"""Channels up to which cuDNN was seen to compute in fp32 where TF32 is allowed (H200, PyTorch 2.11)."""
+"""Channels up to which cuDNN was seen to compute in fp32 although it may take TF32 (H200, PyTorch 2.11)."""
 
 RUN = 4
 """Channels of the copy are a multiple of this: 16 bytes of fp32, 8 of a 16-bit plane."""
@@ -42,17 +42,33 @@ def stageable(plan: GemmPlan) -> str | None:
         return "the left operand is not of a convolution's windows"
     if not plan.a.computed:
         return "windows of one element need no copy"
-    near, channels = _near(plan), staging.order[-1]
-    run = plan.extent(near)
-    whole = len(near) == len(channels) == 1 and run == plan.extent(channels)
-    if run % RUN and not whole:  # one channel, or those of a group
-        return f"{run} neighbouring elements are no multiple of {RUN}"
+    run = plan.extent(_near(plan))
+    if run % RUN and not _fillable(plan):
+        return f"{run} neighbouring elements are no multiple of {RUN}, and cannot be filled up"
     return None
 
 
+@lru_cache(256)
+def _fillable(plan: GemmPlan) -> bool:
+    """Whether there may be more channels: they are one axis of the copy and one of the weights, and inside no other.
+
+    One channel, and those of a group, are no such axis.
+    """
+    staging, near = plan.staging, _near(plan)
+    assert staging is not None
+    channels = staging.order[-1]
+    if not len(near) == len(channels) == 1 or plan.extent(near) != plan.extent(channels):
+        return False
+    return _inner(reach([staging.fill, plan.b.expr])).isdisjoint(near + channels)
+
+
 def few_channels(plan: GemmPlan) -> bool:
-    """Whether cuDNN computes the convolution in fp32 although it may take TF32, since it has up to `FEW` channels."""
-    return plan.staging is not None and plan.a.computed and plan.extent(_near(plan)) <= FEW
+    """Whether results are sums over at most `FEW` channels."""
+    if plan.staging is None or not plan.a.computed:
+        return False
+    assert plan.staging.read.access is not None
+    channels, _ = plan.staging.read.access.direct[1]
+    return plan.extent(tuple(a for a in channels if a in plan.k)) <= FEW
 
 
 def _near(plan: GemmPlan) -> tuple[int, ...]:
@@ -66,11 +82,11 @@ def under(plan: GemmPlan, schedule: GemmSchedule) -> GemmPlan:
     if not schedule.staged or stageable(plan) is not None:
         return plan
     scheme = scheme_of(plan, schedule)
-    staged = _staged(plan, scheme.rounds, scheme.dtype if splits(plan, schedule) else "", bool(scheme.exact))
+    staged = _staged(plan, scheme.rounds, scheme.dtype if holds_planes(plan, schedule) else "", bool(scheme.exact))
     return _shifted(staged) if schedule.shifted and shiftable(plan, schedule) is None else staged
 
 
-def splits(plan: GemmPlan, schedule: GemmSchedule) -> bool:
+def holds_planes(plan: GemmPlan, schedule: GemmSchedule) -> bool:
     """Whether the copy of `schedule` holds planes. Where these are scaled, each image has a scale of its own."""
     scheme, staging = scheme_of(plan, schedule), plan.staging
     if staging is None or not (schedule.staged and scheme.splits and "a" not in schedule.inline):
@@ -92,7 +108,7 @@ def shiftable(plan: GemmPlan, schedule: GemmSchedule) -> str | None:
     if (reason := stageable(plan)) is not None:
         return reason
     scheme, most = scheme_of(plan, schedule), 1 << 31
-    if not (plan.half or scheme.rounds or splits(plan, schedule)):
+    if not (plan.half or scheme.rounds or holds_planes(plan, schedule)):
         return "blocks that the copy engine moves go to the tensor cores as they are"
     if plan.reductions or plan.triangle is not None or plan.skips is not None:
         return "the result is reduced, or parts of it are left out"
@@ -127,11 +143,14 @@ def _along(plan: GemmPlan) -> dict[int, int] | None:
         found[next(iter(steps))] = plan.extent(order)
     if plan.m != (*staging.read.access.direct[0][0], *found):
         return None
-    others = [d for e in plan.epilogue() if e.op == "load" for d in _dims(e)]
-    others += [d for e, *_ in nest.outputs for d in e.dims]
-    others += [e.reduced for e in plan.epilogue() if e.op == "index"]
-    inner = {a for d in others for a in d[1:]}
+    inner = _inner(plan.epilogue()) | {a for e, *_ in nest.outputs for d in e.dims for a in d[1:]}
     return None if inner & found.keys() else found
+
+
+def _inner(exprs: Sequence[Expr]) -> set[int]:
+    """Axes inside a dimension that is read or counted along: were one longer, those outside it would step further."""
+    dims = [d for e in exprs if e.op == "load" for d in _dims(e)] + [e.reduced for e in exprs if e.op == "index"]
+    return {a for d in dims for a in d[1:]}
 
 
 def _dims(load: Expr) -> Sequence[Dim]:
@@ -179,7 +198,8 @@ def _staged(plan: GemmPlan, rounds: bool, planes: str, loses: bool) -> GemmPlan:
     near = _near(plan)
     k = tuple(a for a in plan.k if a not in near) + near
     repeats = max(1.0, nest.axes.extent(read.depends) / prod(shape))
-    side = Side("a", read, plan.m, (read,), read, False, True, True, repeats, rounds, bool(planes))
+    whole = Side("a", read, plan.m, (read,), plain=read, held=False, k_major=True, aligned=True)
+    side = replace(whole, repeats=repeats, rounded=rounds, split=bool(planes))
     return replace(plan, nest=nest, loads=loads, k=k, a=side, lying=plan.a if planes and loses else None)
 
 
@@ -205,4 +225,4 @@ def _filled(plan: GemmPlan) -> GemmPlan:
     return replace(plan, nest=nest, staging=replace(staging, read=read), a=a, b=b)
 
 
-__all__ = ["NAME", "few_channels", "images_of", "shiftable", "splits", "stageable", "under"]
+__all__ = ["NAME", "few_channels", "holds_planes", "images_of", "shiftable", "stageable", "under"]

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import SCHEMES, SHORT, is_packed, is_turned, scheme_of
-from qimeng.coder.template.families.gemm.staging import few_channels, shiftable, splits, stageable, under
+from qimeng.coder.template.families.gemm.staging import few_channels, holds_planes, shiftable, stageable, under
 from qimeng.coder.template.families.gemm.traffic import (
     SMALL_SHARE,
     inline_sides,
@@ -83,8 +83,9 @@ STAGED_SWEEP: tuple[Blocks, ...] = (
     (256, 64, 32, 8, 3),
     (64, 64, 64, 4, 3),
 )
-"""Several planes of a convolution's input, read from a copy. Not from a sweep: several blocks fit an SM, since a block
-waits for many small reads."""
+"""Several planes of a convolution's input, read from a copy. Not from a sweep, and timed on no GPU. Three planes at 128
+columns take 144 to 192 KiB of shared memory, so that an SM of an H200 has one block; at 64, two of the first or of the
+third fit."""
 
 STAGED_PLAIN_SWEEP: tuple[Blocks, ...] = (
     (128, 128, 64, 4, 3),
@@ -93,7 +94,7 @@ STAGED_PLAIN_SWEEP: tuple[Blocks, ...] = (
     (256, 128, 64, 8, 3),
     (64, 128, 64, 4, 4),
 )
-"""One plane of it. Not from a sweep."""
+"""One plane of it. Not from a sweep, and timed on no GPU."""
 
 INLINE_FIRST = 2
 """So many of those come before packed planes, the others after them."""
@@ -173,11 +174,10 @@ def schedule_for_precision(
     inline = base.but(packed=packed, inline=reading if scheme.splits else "")
     first = _ranked(plan, inline, [(blocks, False) for blocks in INLINE_SWEEP], device)
     if "a" in reading and stageable(plan) is None:
-        held = base.but(
-            staged=True, packed="".join(s.name for s in plan.sides if s.held or s.name in packed), inline=""
-        )
-        blocks_of = STAGED_SWEEP if scheme.planes > 1 else STAGED_PLAIN_SWEEP
-        planes = [s for s in _ranked(plan, held, [(b, False) for b in blocks_of], device) if splits(plan, s)]
+        once = "".join(s.name for s in plan.sides if s.held or s.name in packed)
+        sweep = [(blocks, False) for blocks in (STAGED_SWEEP if scheme.planes > 1 else STAGED_PLAIN_SWEEP)]
+        held = _ranked(plan, base.but(staged=True, packed=once, inline=""), sweep, device)
+        planes = [s for s in held if holds_planes(plan, s)]
         moved = [s.but(shifted=True) for s in planes if tma and shiftable(plan, s) is None]
         copied = _ranked(plan, inline.but(staged=True), [(blocks, False) for blocks in INLINE_SWEEP], device)
         return (*_in_turn(moved, planes)[: 2 * GUESSES], *_in_turn(copied, first))[:MAX_ALTERNATIVES]
@@ -317,7 +317,7 @@ def shared_bytes(plan: GemmPlan, schedule: GemmSchedule) -> int:
     total = 0
     for side, rows in zip(plan.sides, (schedule.block_m, schedule.block_n), strict=True):
         block = rows * schedule.block_k * itemsize(scheme.dtype)
-        ready = side.split or (plan.half or side.rounded) and side.plain is not None
+        ready = side.split or ((plan.half or side.rounded) and side.plain is not None)
         if ready or is_packed(plan, schedule, side):
             total += block * (1 if schedule.cat else scheme.planes) * max(schedule.stages, 1)
         else:
