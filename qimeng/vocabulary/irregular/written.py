@@ -120,6 +120,8 @@ def _of_index_put(graph: OpGraph, node: Node, given: Mapping[str, Any]) -> Table
         return None
     if len(found) == 1 and len(metas[0].shape) == 1 and metas[0].shape[0] <= MOST_POSITIONS:
         return None
+    if not any(m.shape for m in metas):
+        return None
     dims = [d for d, _ in found]
     if dims != list(range(dims[0], dims[0] + len(dims))):
         raise Unsupported("a write by indices of dimensions that are not neighbours")
