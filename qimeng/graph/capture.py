@@ -41,6 +41,7 @@ from qimeng.graph.picked import gather_picked
 from qimeng.graph.replaced import written_into
 from qimeng.graph.stand_ins import OtherFunctions
 from qimeng.graph.structure import Structure, UnknownStructure, structure_of
+from qimeng.spec.attributes import held_in
 from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.returned import opened
 
@@ -368,6 +369,7 @@ def _export(module: torch.nn.Module, inputs: tuple[Any, ...], experts: Visits | 
     """The exported program with its operators taken apart, and the other names of its buffers."""
     with warnings.catch_warnings(), _quiet("torch.fx.experimental.symbolic_shapes"), _unchecked_distributions():
         warnings.simplefilter("ignore")
+        exported = None
         try:
             with _DataDetached(), OtherFunctions(), experts or contextlib.nullcontext():
                 exported = torch.export.export(module, inputs, strict=False)
@@ -379,10 +381,23 @@ def _export(module: torch.nn.Module, inputs: tuple[Any, ...], experts: Visits | 
         except Exception as error:  # torch.export raises many classes of its own, none of them public
             if "Expected a real tensor" in str(error):  # parameters of modules that the module does not know as its own
                 raise ValuesNeeded("the module holds parameters that are not in its state_dict") from error
-            refused = CaptureError(refusals.of_export(error))
+            kept = _kept_in(exported, module) if exported is not None and refusals.is_of_state(error) else ""
+            refused = CaptureError(refusals.of_state(kept) if kept else refusals.of_export(error))
             refused.where = innermost(module, error)
             refused.by_values = refusals.VALUES in str(refused)
             raise refused from error
+
+
+def _kept_in(exported: Any, module: torch.nn.Module) -> str:
+    """The attributes of `module` that hold what torch.export took for constants and a call writes into."""
+    names = {
+        getattr(n.args[0], "name", "")
+        for n in exported.graph.nodes
+        if isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable
+    }
+    constants = [s for s in exported.graph_signature.input_specs if s.target in exported.constants]
+    tensors = [exported.constants[s.target] for s in constants if s.arg.name in names]
+    return ", ".join(name for name, held in held_in(module).items() if any(x is t for x in held for t in tensors))
 
 
 __all__ = ["CaptureError", "ValuesNeeded", "capture"]

@@ -22,8 +22,8 @@ LOST = (
     "torch.vmap"
 )
 STATE_INSTEAD = (
-    "To have it optimized, register it in the constructor as a buffer of the size that it has in all calls, or call "
-    "the module once before it is given, or pass the state as an input and return it"
+    "To have it optimized, register it in the constructor as a buffer of the size that it has in all calls, which "
+    "forward then reads, or call the module once before it is given, or pass the state as an input and return it"
 )
 RETURNS = "it returns a number, or a tensor of a size, that depends on the values of a tensor"
 RETURN_INSTEAD = (
@@ -45,6 +45,9 @@ MODULE_INSTEAD = (
     "To have it optimized, make the module once, outside, and give that one; or call torch.nn.functional with its "
     "weights"
 )
+
+_STATE = re.compile(r"(?:Constant (\S+) is mutated|expected compiled_fn to be GraphModule)")
+"""The second where a buffer lies in the same memory."""
 
 _VALUES = ("DataDependent", "PendingUnbacked", "UserError")
 _NESTED = ("nested_tensor", "NestedTensor", "jagged")
@@ -69,8 +72,8 @@ def of_export(error: BaseException) -> str:
         return (
             f"it returns a {found[1]}. To have it optimized, return tensors and plain values in tuples, lists or dicts"
         )
-    if (found := re.match(r"Constant (\S+) is mutated", first)) is not None:
-        return f"forward keeps state in {found[1]}. {STATE_INSTEAD}"
+    if (found := _STATE.match(first)) is not None:
+        return of_state(found[1] or "tensors that are no attributes")
     if any(word in first for word in _NESTED):
         return f"{NESTED}{line_of(error)}. {NESTED_INSTEAD}"
     if any(word in first for word in _SPARSE):
@@ -82,9 +85,22 @@ def of_export(error: BaseException) -> str:
     return f"torch.export: {name}: {first[:300]}{line_of(error)}"
 
 
+def of_state(name: str) -> str:
+    """That calls change what the attribute `name` holds."""
+    return f"forward keeps state in {name}. {STATE_INSTEAD}"
+
+
+def is_of_state(error: BaseException) -> bool:
+    """Whether torch.export refused that a call writes into a tensor that it took for a constant."""
+    return _STATE.match(str(error).strip()) is not None
+
+
 def of_result(node: Any) -> str:
     """That a node of an exported graph, which is a result, depends on values."""
     return f"{RETURNS}{line_in(node.meta.get('stack_trace') or '')}. {RETURN_INSTEAD}"
 
 
-__all__ = ["INSTEAD", "LOST", "NUMPY", "RETURNS", "RETURN_INSTEAD", "STATE_INSTEAD", "VALUES", "of_export", "of_result"]
+__all__ = [
+    "INSTEAD", "LOST", "NUMPY", "RETURNS", "RETURN_INSTEAD", "STATE_INSTEAD", "VALUES",
+    "is_of_state", "of_export", "of_result", "of_state",
+]  # fmt: skip

@@ -1,6 +1,7 @@
 """Functions that torch.export refuses or takes for something else, by others that mean the same.
 
-For a covariance, PyTorch asks a tensor whether there are enough observations, which their number alone decides.
+For a write at a place that a tensor of one number says, PyTorch asks for the number, which is not known in a graph.
+For a covariance, it asks a tensor whether there are enough observations, which their number alone decides.
 ``fill_diagonal_`` reads memory, which no graph knows of a view. ``multi_margin_loss`` of a NaN becomes another number.
 Deals in the definitions of PyTorch's documentation. Knows nothing about graphs.
 """
@@ -15,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 _COVARIANCES = (torch.cov, torch.Tensor.cov)
 _CORRELATIONS = (torch.corrcoef, torch.Tensor.corrcoef)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
 _OLD = ("size_average", "reduce")
 """What losses had in the place of `reduction`."""
 
@@ -27,6 +29,8 @@ class OtherFunctions(TorchFunctionMode):
         given = dict(kwargs or {})
         if func is torch.Tensor.fill_diagonal_ and _is_plain(*args, **given):
             return with_diagonal(*args, **given)
+        if func is torch.Tensor.__setitem__ and _is_picked(args[1]):
+            return write_picked(*args)
         if func is torch.nn.functional.multi_margin_loss and not any(given.get(name) is not None for name in _OLD):
             return multi_margin_loss(*args, **{name: value for name, value in given.items() if name not in _OLD})
         plain = all(given.pop(name, None) is None for name in ("fweights", "aweights"))
@@ -50,6 +54,43 @@ def with_diagonal(x: torch.Tensor, fill_value: float, wrap: bool = False) -> tor
     """
     rows, columns = (torch.arange(n, device=x.device) for n in x.shape)
     return x.masked_fill_(rows[:, None] == columns, fill_value)
+
+
+def _is_picked(key: Any) -> bool:
+    """Whether tensors of one whole number say where something is written, and numbers and slices beside them."""
+    keys = key if isinstance(key, tuple) else (key,)
+    numbers = [k for k in keys if isinstance(k, torch.Tensor)]
+    others = [k for k in keys if not isinstance(k, torch.Tensor)]
+    return (
+        bool(numbers)
+        and all(k.ndim == 0 and k.dtype in _WHOLE for k in numbers)
+        and all(k is None or k is ... or type(k) in (int, slice) for k in others)
+    )
+
+
+def write_picked(x: torch.Tensor, key: Any, value: Any) -> None:
+    """``x[key] = value``, for which PyTorch asks each tensor in `key` for its number.
+
+    >>> x = torch.zeros(2, 3)
+    >>> write_picked(x, (slice(None), torch.tensor(-1)), torch.tensor([[1.0, 2.0]]))
+    >>> x
+    tensor([[0., 0., 1.],
+            [0., 0., 2.]])
+    """
+    keys = key if isinstance(key, tuple) else (key,)
+    part = x[tuple(slice(None) if isinstance(k, torch.Tensor) else k for k in keys)]
+    if any(k is ... for k in keys):
+        at = next(n for n, k in enumerate(keys) if k is ...)
+        named = sum(k is not None and k is not ... for k in keys)
+        keys = (*keys[:at], *[slice(None)] * (x.ndim - named), *keys[at + 1 :])
+    kept = [k for k in keys if type(k) is not int]  # a dimension of `part` each
+    indices = [k.long() if isinstance(k, torch.Tensor) else None for k in kept]
+    rank = part.ndim - sum(i is not None for i in indices)
+    value = value.to(x.dtype) if isinstance(value, torch.Tensor) else torch.full((), value, dtype=x.dtype)
+    value = value.to(x.device)
+    while value.ndim > rank and value.shape[0] == 1:
+        value = value[0]
+    torch.ops.aten.index_put_(part, indices, value)
 
 
 def multi_margin_loss(
@@ -109,4 +150,4 @@ def correlation(input: torch.Tensor) -> torch.Tensor:
     return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
 
 
-__all__ = ["OtherFunctions", "correlation", "covariance", "multi_margin_loss", "with_diagonal"]
+__all__ = ["OtherFunctions", "correlation", "covariance", "multi_margin_loss", "with_diagonal", "write_picked"]

@@ -284,6 +284,31 @@ def test_state_made_at_the_first_call_is_carried_once_it_is_there():
     assert updated_tables(capture_spec(KernelSpec.from_module(module, (X,)))) == ("state",)
 
 
+class Box:
+    def __init__(self):
+        self.rows = torch.zeros(4, 6)
+
+
+class Boxed(torch.nn.Module):
+    """State in an object, as a cache of keys and values is, whose tensors are buffers as well or are not."""
+
+    def __init__(self, *, buffer: bool):
+        super().__init__()
+        self.box = Box()
+        if buffer:
+            self.register_buffer("rows", self.box.rows)
+
+    def forward(self, x):
+        self.box.rows.index_copy_(0, torch.arange(2), x)
+        return self.box.rows * 2
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_state_in_an_object_is_refused_by_the_name_of_the_attribute(buffer):
+    with pytest.raises(CaptureError, match=r"forward keeps state in box\. To have it optimized, register it"):
+        capture_spec(KernelSpec.from_module(Boxed(buffer=buffer), (torch.randn(2, 6),)))
+
+
 def test_state_in_a_list_is_judged_and_copied():
     spec = KernelSpec.from_module(Listed(), (X,))
     graph = capture_spec(spec)

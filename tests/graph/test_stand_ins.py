@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from qimeng.graph.stand_ins import correlation, covariance, multi_margin_loss
+from qimeng.graph.stand_ins import correlation, covariance, multi_margin_loss, write_picked
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
@@ -25,11 +25,42 @@ def diagonals(x: torch.Tensor) -> Any:
     return same.softmax(1), x[None].exp().squeeze(0).fill_diagonal_(fill_value=2), (x + 1).t().fill_diagonal_(0.5)
 
 
-@pytest.mark.parametrize("function", [both, diagonals])
+def placed(x: torch.Tensor) -> Any:
+    y, z, at = x * 2, x + 1, x.sum(1).argmax()
+    y[at] = x[0].exp()
+    z[2:, at - 8] = 0.5
+    return y, z
+
+
+@pytest.mark.parametrize("function", [both, diagonals, placed])
 def test_what_is_captured_gives_the_same(function: Any) -> None:
     program = Program.start(capture_spec(KernelSpec.of(function, (X,))))
     torch.testing.assert_close(program.load().Model()(X), function(X))
     assert not any("as_strided" in region.label() for region in program.regions)
+
+
+NUMBERS = [torch.tensor(n) for n in (0, 1, 2, -1)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (NUMBERS[2], torch.randn(1, 4, 5)),
+        ((slice(None), NUMBERS[3]), torch.randn(6, 5)),
+        ((NUMBERS[3], ..., NUMBERS[2].short()), torch.randn(4)),
+        ((2, NUMBERS[1]), 1.5),
+        ((None, NUMBERS[1]), torch.randn(1, 4, 5)),
+        ((slice(1, 5, 2), NUMBERS[0], 3), torch.tensor(2)),
+        ((*NUMBERS[:3],), torch.randn(()).double()),
+        ((..., NUMBERS[0]), True),
+    ],
+)
+def test_a_write_where_tensors_of_one_number_say_is_that_of_pytorch(key: Any, value: Any) -> None:
+    x = torch.randn(6, 4, 5)
+    wanted, found = x.clone(), x.clone()
+    wanted[key] = value
+    write_picked(found, key, value)
+    assert torch.equal(found, wanted) and not torch.equal(found, x)
 
 
 @pytest.mark.parametrize(

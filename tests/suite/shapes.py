@@ -262,3 +262,17 @@ def one_of_each_row(x: Tensor, labels: Tensor) -> Tensor:
 def picked(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
     """The last is a view in the module, whose strides a gather does not have."""
     return x[i] * 2, x.tanh()[:, j.squeeze()].sum(-1), x.exp()[1, :, i + 1]
+
+
+@problem(
+    "written where tensors of one number say",
+    lambda: (torch.randn(6, 8, 3), torch.tensor(-2), torch.tensor(5), torch.randn(6, 3)),
+    stays=("full",),
+)
+def written_at(x: Tensor, i: Tensor, j: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    a, b, c, d = x * 2, x + 1, x - 1, x.exp()
+    a[:, j] = y.tanh()
+    b[i, ..., j - 4] = 0.5
+    c[2:4, i, 1] = y[:1, 0].double()
+    d[i] = y.T[None, 0, :1] * 3
+    return a, b, c.sum(0), d

@@ -1,4 +1,4 @@
-"""Irregular computations: gathers, reductions by segment, products with chosen matrices, sorts; actions and kernels.
+"""Irregular computations: gathers, reductions by segment, products with chosen matrices, sorts, writes; kernels.
 
 Importing it registers all of that. `qimeng.plugins.SHIPPED` names it.
 """
@@ -11,6 +11,7 @@ from qimeng.vocabulary.irregular.kinds import Aggregate, IrregularForm
 from qimeng.vocabulary.irregular.route import Dispatch, Route
 from qimeng.vocabulary.irregular.routed_family import RoutedExperts
 from qimeng.vocabulary.irregular.sort_family import Sort
+from qimeng.vocabulary.irregular.write_family import Writes
 
 
 def _enter() -> None:
@@ -20,6 +21,7 @@ def _enter() -> None:
     register_family(GroupedProducts())
     register_family(RoutedExperts())
     register_family(Sort())
+    register_family(Writes())
 
 
 _enter()

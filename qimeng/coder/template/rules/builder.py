@@ -8,7 +8,7 @@ arithmetic of their definitions. Knows nothing about schedules or kernel text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -239,7 +239,7 @@ def _find(e: Expr, test: Callable[[Expr], bool]) -> Expr | None:
 
 
 def build_nest(
-    rule_table: dict[str, Callable[..., Any]], region: Any, sources: dict[Any, Source], one_row: bool = False
+    rule_table: Mapping[str, Callable[..., Any]], region: Any, sources: dict[Any, Source], one_row: bool = False
 ) -> Nest:
     """The loop nest of `region`, not finished (`Nest.finish`).
 

@@ -5,12 +5,14 @@ Deals in which regions have a nest. Knows nothing about families, kernel text or
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from qimeng.coder.template.nest.dtypes import CONVERTED, DTYPES
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.nest.loads import Loads, find_loads
 from qimeng.coder.template.nest.quotients import settle_quotients
+from qimeng.coder.template.rules.base import Rule
 from qimeng.coder.template.rules.builder import build_nest
 from qimeng.coder.template.rules.table import RULES
 from qimeng.family import Unsupported
@@ -38,24 +40,30 @@ def region_nest(region: Region, one_row: bool = False) -> Found:
     return found
 
 
-def nest_of(region: Region, joined: bool = False, one_row: bool = False) -> tuple[Nest, Loads]:
+def nest_of(
+    region: Region,
+    joined: bool = False,
+    one_row: bool = False,
+    rules: Mapping[str, Rule] = RULES,
+    loads: Loads | None = None,
+) -> tuple[Nest, Loads]:
     """The region's loop nest with its loads.
 
     Args:
         region: the region.
         joined: let reductions over different axes walk the same ones.
         one_row: a product of one row is a product as well, not a sum of each column.
+        rules: operator packet to rule.
+        loads: what is loaded; by default what `find_loads` finds.
 
     Raises:
         Unsupported: no template covers it; the message says why.
     """
     for node in region.ops:
-        if node.packet in VIEWS and node.packet not in RULES:
-            loads = find_loads(region)
-            if not any(Value(node.name) == v for v in _reachable(region, loads)):
-                raise Unsupported(f"{node.packet} in the middle of a region")
-    loads = find_loads(region)
-    nest = build_nest(RULES, region, loads.values, one_row)
+        if node.packet in VIEWS and node.packet not in RULES and Value(node.name) not in _reachable(region):
+            raise Unsupported(f"{node.packet} in the middle of a region")
+    loads = loads or find_loads(region)
+    nest = build_nest(rules, region, loads.values, one_row)
     if joined:
         nest.join_reductions()
     nest.finish()
@@ -63,7 +71,7 @@ def nest_of(region: Region, joined: bool = False, one_row: bool = False) -> tupl
     return nest, loads
 
 
-def _reachable(region: Region, loads: Loads) -> set[Value]:
+def _reachable(region: Region) -> set[Value]:
     """Views at the edge of the region, loaded or leading to one that is."""
     at_edge = set(region.inputs)
     for node in region.ops:
@@ -76,7 +84,7 @@ def _reachable(region: Region, loads: Loads) -> set[Value]:
 def _region_nest(key: RegionKey, one_row: bool) -> Found | Unsupported:
     region = key.region
     try:
-        _refuse(region)
+        check_region(region)
         nest, loads = nest_of(region, one_row=one_row)
         if any(s.scalar for s in nest.sources) and any(e.dtype == "float64" for e in nest.exprs):
             raise Unsupported("a Python number in float64 arithmetic: kernels take numbers as float32")
@@ -86,7 +94,7 @@ def _region_nest(key: RegionKey, one_row: bool) -> Found | Unsupported:
         return error.with_traceback(None)
 
 
-def _refuse(region: Region) -> None:
+def check_region(region: Region) -> None:
     """Raise `Unsupported` where a look at the tensors says that there is nothing to compute, or nothing to do it on."""
     if all(n.packet in VIEWS for n in region.ops):
         raise Unsupported("only views, which are free")
@@ -114,4 +122,4 @@ def _dtype(region: Region, value: Value) -> str:
     return region.graph.meta(value).dtype
 
 
-__all__ = ["nest_of", "region_nest"]
+__all__ = ["check_region", "nest_of", "region_nest"]

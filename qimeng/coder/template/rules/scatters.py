@@ -36,15 +36,41 @@ def _scatter(b: Builder, node: Any, x: Expr, dim: int, where: Expr, source: Any,
 def _index_put(b: Builder, node: Any, x: Expr, indices: Sequence[Any], source: Expr, accumulate: bool = False) -> Expr:
     """`x` with `source` at rows by number."""
     chosen = [(d, i) for d, i in enumerate(indices) if i is not None]
-    if len(chosen) != 1 or len(chosen[0][1].dims) != 1 or chosen[0][1].dtype in ("bool", "uint8"):
+    lists = [i for _, i in chosen if i.dims]
+    if (lists and len(chosen) > 1) or any(len(i.dims) > 1 or i.dtype in ("bool", "uint8") for _, i in chosen):
         raise Unsupported("an index_put by other than a list of rows")
+    if not lists:
+        return _at_one_place(b, node, x, chosen, source, accumulate)
     (d, where), rank = chosen[0], len(x.dims)
-    size = size_of(b, x, d)
-    turned = b.pw("add", where, size, dtype=where.dtype)
-    where = b.pw("where", b.pw("lt", where, 0, dtype="bool"), turned, where, dtype=where.dtype)
-    where = b.redim(where, [where.dims[0] if i == d else () for i in range(rank)])
+    where = b.redim(_from_zero(b, x, d, where), [where.dims[0] if i == d else () for i in range(rank)])
     source = b.redim(source, [*[()] * (rank - len(source.dims)), *source.dims])
     return _written(b, node, x, d, where, source, accumulate)
+
+
+def _at_one_place(b: Builder, node: Any, x: Expr, chosen: Sequence[tuple[int, Expr]], source: Expr, adds: bool) -> Expr:
+    """`x` with `source`, which has no dimension for each of those chosen, where each position is the one number."""
+    numbers, dtype = dict(chosen), out_dtype(node)
+    others = [d for d in range(len(x.dims)) if d not in numbers]
+    given = dict(zip(reversed(others), reversed(source.dims), strict=False))
+    source = operand(b, b.redim(source, [given.get(d, ()) for d in range(len(x.dims))]), dtype)
+    found = operand(b, x, dtype)
+    new = binary("add", b, found, source, dtype) if adds else source
+    for d, number in chosen:
+        hit = b.pw("eq", _position(b, x, d), _from_zero(b, x, d, number), dtype="bool")
+        new = b.pw("where", hit, new, found, dtype=dtype)
+    made: Expr = new
+    return made
+
+
+def _from_zero(b: Builder, x: Expr, dim: int, where: Expr) -> Expr:
+    """Positions along `dim` of which a negative one counts from the end."""
+    turned = b.pw("add", where, size_of(b, x, dim), dtype=where.dtype)
+    return b.pw("where", b.pw("lt", where, 0, dtype="bool"), turned, where, dtype=where.dtype)
+
+
+def _position(b: Builder, x: Expr, dim: int) -> Expr:
+    """The position along `dim`, over the dimensions of `x`."""
+    return b.redim(b.index(x.dims[dim]), [x.dims[dim] if i == dim else () for i in range(len(x.dims))])
 
 
 def _written(b: Builder, node: Any, x: Expr, dim: int, where: Expr, source: Any, adds: bool) -> Expr:
@@ -52,7 +78,7 @@ def _written(b: Builder, node: Any, x: Expr, dim: int, where: Expr, source: Any,
     count, dtype = size_of(b, where, dim), out_dtype(node)
     if count > MOST_POSITIONS:
         raise Unsupported(f"a scatter to more than {MOST_POSITIONS} positions of a row")
-    position = b.redim(b.index(x.dims[dim]), [x.dims[dim] if i == dim else () for i in range(len(x.dims))])
+    position = _position(b, x, dim)
     found: Expr = operand(b, x, dtype)
     for k in range(count):
         hit = b.pw("eq", position, _one(b, where, dim, k), dtype="bool")
