@@ -76,6 +76,15 @@ def cases() -> dict[str, Case]:
         w=(20, 32, 3, 3),
     )
     case(
+        "gathered and lost",
+        lambda s, x: conv(x[:, s.i], s.w, None, 1, 1),
+        shapes((2, 32, 19, 18), spread=True),
+        [SCALED, {**SCALED, **scaled}],
+        COARSE,
+        w=(20, 32, 3, 3),
+        i=torch.arange(31, -1, -1),
+    )
+    case(
         "phases lost",
         lambda s, x: up(x, s.w, s.b, 2, 1),
         shapes((2, 32, 19, 18), spread=True),
