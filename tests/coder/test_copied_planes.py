@@ -76,6 +76,15 @@ def cases() -> dict[str, Case]:
         w=(20, 32, 3, 3),
     )
     case(
+        "gathered and lost",
+        lambda s, x: conv(x[:, s.i], s.w, None, 1, 1),
+        shapes((2, 32, 19, 18), spread=True),
+        [SCALED, {**SCALED, **scaled}],
+        COARSE,
+        w=(20, 32, 3, 3),
+        i=torch.arange(31, -1, -1),
+    )
+    case(
         "phases lost",
         lambda s, x: up(x, s.w, s.b, 2, 1),
         shapes((2, 32, 19, 18), spread=True),
@@ -187,6 +196,16 @@ def test_too_large_a_copy_holds_no_planes() -> None:
     assert not under(large, GemmSchedule(**PLANES)).a.split
     found = Gemm().guesses(large, GemmSchedule(), device_named("h200"), "default")
     assert all(s.inline == "a" for s in found if s.precision == "bf16x6")
+
+
+@pytest.mark.parametrize("mode", ["default", "high"])
+@pytest.mark.parametrize("channels", [3, 16])
+def test_windows_are_not_scaled_one_by_one(channels: int, mode: str) -> None:
+    """Where a copy would be too large for planes, lowering tries those that need no scale."""
+    size = (3600 // channels, channels, 1400, 1400)
+    large = planned(lambda: Call(lambda s, x: conv(x, s.w), w=(8, channels, 3, 3)), shapes(size))[2]
+    found = Gemm().guesses(large, GemmSchedule(), device_named("h200"), mode)
+    assert found and not any(scheme_of(large, s).scaled for s in found)
 
 
 def test_lowering_tries_planes_first_where_cudnn_computes_in_fp32() -> None:

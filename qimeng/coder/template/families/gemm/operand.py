@@ -38,7 +38,7 @@ class Operand(ABC):
         scale: name of the pointer to what tells the scales of its rows; empty without.
         stride: rows of the block matrix between two planes.
         padded: rows (of A) or columns (of B) rounded up to the block.
-        images: scales, where each image has one and not each row.
+        images: number of scales where each image has one; 0 where each row has.
     """
 
     side: Side

@@ -69,7 +69,7 @@ class Stager:
     def source(self) -> str:
         """Kernels and host function."""
         nest, names = self._plan.nest, self._plan.loads.names
-        images, tensor = self._images, next(names[i] for i in self.sources if not nest.sources[i].scalar)
+        tensor = next(names[i] for i in self.sources if not nest.sources[i].scalar)
         high = self._planes * self._outer * self._rows
         lines = [
             f"def {self._prefix}_stage({', '.join(names[i] for i in self.sources)}):",
@@ -81,8 +81,8 @@ class Stager:
         doc = f"The input of the convolution, channels last and padded: {shape}."
         text, launch = self._kernel("", doc, self._copied(), self._made)
         if self._scaled:
-            top, found = self._kernel("_top", "Largest magnitude of each image, as bits.", self._top(), ("top",))
-            text = top + text
+            first, found = self._kernel("_top", "Largest magnitude of each image, as bits.", self._top(), ("top",))
+            text, images = first + text, self._images
             lines += [
                 f"    top = torch.zeros(({images},), dtype=torch.int32, device=device)",
                 f"    a_inverse = torch.empty(({images},), dtype=torch.float32, device=device)",

@@ -228,16 +228,21 @@ def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
     """
     if plan.mode(mode) == "high":
         if never_copied(plan):
-            whole = ("fp16",) if stageable(plan) is None else ()
             if few_channels(plan):
-                return ("fp16x3", "bf16x6", "tf32") if whole else ("bf16x6", "tf32")
+                return (*_copied(plan, "fp16x3"), "bf16x6", "tf32")
             exact = ("bf16x6",) if memory_binds(plan, device, "bf16x6") else ()
-            return (*whole, "tf32", *exact)
+            return (*_copied(plan, "fp16"), "tf32", *exact)
         return ("fp16", "tf32") if inline_sides(plan, device, "tf32") else ("fp16",)
     if never_copied(plan) and stageable(plan) is None:
-        return "fp16x3", "bf16x6"
+        return (*_copied(plan, "fp16x3"), "bf16x6")
     once = inline_sides(plan, device, "bf16x3") and SCHEMES["bf16x3"].error <= budget(plan)
     return ("fp16x3", "bf16x3") if once else ("fp16x3",)
+
+
+def _copied(plan: GemmPlan, precision: str) -> tuple[str, ...]:
+    """`precision`, where a copy of windows may hold its planes."""
+    schedule = GemmSchedule(staged=True, precision=precision)
+    return (precision,) if stageable(plan) is None and holds_planes(plan, schedule) else ()
 
 
 def budget(plan: GemmPlan) -> float:

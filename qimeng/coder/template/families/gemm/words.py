@@ -25,7 +25,7 @@ INTENTS = {
     "half": (("split", "more"), ("tiling", "smaller"), ("pipeline", "stages")),
 }
 """What to try, in order, by precision mode (``half`` for fp16 and bf16 operands: lowering has tried large tiles and
-packed operands; ``windows`` for convolutions where TF32 is legal, which scales no window)."""
+packed operands; ``windows`` for convolutions where TF32 is legal: lowering has tried planes of a copy)."""
 
 
 def intents(region: Region, schedule: GemmSchedule | None, device: Device, mode: str) -> tuple[tuple[str, str], ...]:
