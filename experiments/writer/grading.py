@@ -44,8 +44,8 @@ BEGIN_S, EACH_S = 90.0, 60.0
 """Seconds that a judge may take to begin, and for each reply."""
 
 LEAST = 2
-"""Replies to one request that are worth a judge of their own, where there are more judges than requests. A judge takes
-some 15 seconds to begin, and few for each reply."""
+"""Replies to one request that are worth a judge of their own, where there are more judges than requests. By
+estimate, a judge takes some 15 seconds to begin, and few for each reply."""
 
 UNKNOWN = "judge"
 """Failure of a reply that could not be judged."""

@@ -23,7 +23,7 @@ POSITIONS, CHANNELS = 64, 64
 """Most positions of the last dimension and channels of a program: memory runs along the ones where it is read and along
 the others where it is written."""
 
-FEW, TILE = 8, 4096
+THIN, TILE = 8, 4096
 """Channels up to which a program takes positions of several dimensions, as many as make so many elements."""
 
 
@@ -45,7 +45,7 @@ class Stager:
         self.sources = sorted({e.param for e in reach([self._staging.fill]) if e.op == "load"})
         *outer, last, channels = self._staging.order
         most = POSITIONS
-        if plan.extent(channels) <= FEW:
+        if plan.extent(channels) <= THIN:
             most = TILE // power_of_two(plan.extent(channels))
             while len(outer) > 1 and plan.extent(last) < most:
                 last = (*outer.pop(), *last)
@@ -139,16 +139,19 @@ class Stager:
         return [*lines, *em.lines], f"tl.where({' & '.join(zero)}, {stored}, 0.0)" if zero else stored
 
     def _top(self) -> list[str]:
+        """Lines that find the largest magnitude of a program's tile."""
         lines, value = self._value()
         best = f"tl.max(tl.max({BITS}, axis=1), axis=0)"
         return [*lines, f"x = {value}", f'tl.atomic_max(top_ptr + {self._image}, {best}, sem="relaxed")']
 
     @property
     def _image(self) -> str:
+        """The number of a program's image."""
         each = self._outer // self._images
         return "z" if each == 1 else f"z // {each}"
 
     def _copied(self) -> list[str]:
+        """Lines that store a program's tile of the copy, as it is or as planes one after the other."""
         lines, value = self._value()
         big = self._planes * self._outer * self._rows * self._columns >= 1 << 31
         row = f"({'z.to(tl.int64)' if big else 'z'} * {self._rows} + p)"
