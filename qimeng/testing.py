@@ -18,6 +18,7 @@ from qimeng.envs.steps.formula import FormulaEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.family import Unsupported, covering
+from qimeng.graph.loops.loop import is_loop
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import category
 from qimeng.graph.region import Region
@@ -139,7 +140,7 @@ class FakeCoder(Coder):
 
     def can_implement(self, region: Region) -> str | None:
         """Anything but random and unknown operators, and at most one matrix product a region."""
-        families = [category(n) for n in region.ops]
+        families = [category(n) for n in region.ops if not is_loop(n)]
         odd = [f for f in families if f in ("random", "other", "convolution")]
         if odd:
             return f"{odd[0]} operator"

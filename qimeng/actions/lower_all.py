@@ -63,11 +63,12 @@ def each_lowered(request: Request, rewrite: GraphRewrite, coder: Coder) -> Patch
     A region that the coder has no kernel for stays as it is.
 
     Raises:
-        CoderError: it wrote none; the message is that of the last region.
+        CoderError: it wrote none, and the graph stays as it is; the message is that of the last region.
     """
     if request.failed is not None:
         raise CoderError("every part of this action was tried")
     written = []
+    request = replace(request, program=request.program.with_rewrites(rewrite.rewrites))
     problem: CoderError | IllegalAction = CoderError("no region is left to lower")
     for region in rewrite.each:
         try:
@@ -76,9 +77,10 @@ def each_lowered(request: Request, rewrite: GraphRewrite, coder: Coder) -> Patch
             problem = error
             continue
         written.append((region.id, patch.alternatives[0]))
-    if not written:
+    if not written and not rewrite.rewrites:
         raise problem
-    return Patch(note=f"{len(written)} kernels", others=tuple(written))
+    note = ", ".join(filter(None, (rewrite.note, f"{len(written)} kernels" if written else "")))
+    return Patch(note=note, rewrites=rewrite.rewrites, others=tuple(written))
 
 
 register(LowerAll())

@@ -45,6 +45,7 @@ def verify_parts(session: Judged, action: Action, patch: Patch) -> Step:
     found: Step | None = None
     while waiting and (found is None or session.exhausted() is None):
         part, before = waiting.pop(0), session.state
+        part = replace(part, rewrites=()) if taken else part  # an accepted part made them
         step = session.verify(action, part)
         session.keep(before.program, step, part)
         if step.accepted:
@@ -91,9 +92,9 @@ def _times(state: State) -> dict[str, float]:
 def _smaller(patch: Patch, step: Step, before: State) -> list[Patch]:
     """What is tried of a refused patch: all but the kernels that the message names, else one half and the other."""
     message = (step.evaluation.error if step.evaluation is not None else None) or ""
-    names = [region for region, _ in patch.others]
-    signatures = {r.signature for r in before.program.regions if r.id in message or r.signature[:8] in message}
-    named = {region for region in names if before.program.region(region).signature in signatures}
+    names, program = [region for region, _ in patch.others], before.program.with_rewrites(patch.rewrites)
+    signatures = {r.signature for r in program.regions if r.id in message or r.signature[:8] in message}
+    named = {region for region in names if program.region(region).signature in signatures}
     if 0 < len(named) < len(patch.others):
         return [_only(patch, [region for region in names if region not in named])]
     middle = len(names) // 2

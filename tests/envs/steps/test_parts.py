@@ -12,7 +12,8 @@ from qimeng.device import device_named
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
 from qimeng.envs.steps.task import Task
-from qimeng.interfaces import Action, Evaluation, Patch, Timing
+from qimeng.graph.opgraph import OpGraph
+from qimeng.interfaces import Action, Evaluation, Patch, Request, Timing
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
@@ -63,12 +64,12 @@ class Judge(FakeEvaluator):
         return replace(found, timing=Timing(sum(times.values()), estimated=True), region_ms=times)
 
 
-def session(evaluator: FakeEvaluator, evaluations: int = 40) -> Session:
-    start = Program.start(GRAPH)
+def session(evaluator: FakeEvaluator, evaluations: int = 40, graph: OpGraph = GRAPH, action: Action = ALL) -> Session:
+    start = Program.start(graph)
     task = Task(start, Context(H200, FakeCoder()), evaluator, Conditions("x", H200.name, estimated=True))
     made = Session(task, Budget(seconds=1e9, evaluations=evaluations))
     made.begin()
-    assert ALL in legal_actions(start, task.context) and len({r.signature for r in start.regions}) == 8
+    assert action in legal_actions(start, task.context)
     return made
 
 
@@ -81,6 +82,7 @@ def lowered(made: Session) -> set[str]:
 def test_a_kernel_that_is_wrong_is_left_out(message: str, evaluations: int) -> None:
     made = session(Judge(wrong="exp", message=message))
     everything = {r.label() for r in made.state.program.regions}
+    assert len({r.signature for r in made.state.program.regions}) == 8
     step = made.step(ALL)
     assert step.accepted and lowered(made) == everything - {"exp"}
     assert made.ledger.evaluations == evaluations, "halves, or all but what the message names"
@@ -120,3 +122,40 @@ def test_a_step_of_which_nothing_is_right_is_refused() -> None:
     made = session(wrong, evaluations=6)
     assert not made.step(ALL).accepted
     assert made.state.program.on_pytorch and ALL in made.state.masked
+
+
+LAYERS = Action("algebra", (), "layers")
+RECURRENT = capture_spec(KernelSpec.of(torch.nn.GRU(8, 8, 2), (torch.rand(3, 2, 8),)))
+
+
+def loops(made: Session) -> list[str]:
+    """The languages of the loops over steps."""
+    program = made.state.program
+    return [program.implementation(r).language for r in program.regions if "recurrence" in r.label()]
+
+
+def test_a_recurrent_layer_becomes_kernels_in_the_step_that_makes_its_loops() -> None:
+    made = session(FakeEvaluator(H200, estimated=True), graph=RECURRENT, action=LAYERS)
+    before = made.ledger.evaluations
+    assert made.step(LAYERS).accepted and made.ledger.evaluations == before + 1
+    assert loops(made) == ["triton"] * 2, "no loop was judged on PyTorch"
+    assert made.state.recipe().replay(RECURRENT).digest == made.state.program.digest
+
+
+def test_a_loop_whose_kernel_is_wrong_stays_on_pytorch() -> None:
+    def last(program: Program) -> str | None:
+        found = [r for r in program.regions if "recurrence" in r.label()]
+        return "wrong result" if found and program.implementation(found[-1]).generated else None
+
+    made = session(FakeEvaluator(H200, last, estimated=True), graph=RECURRENT, action=LAYERS)
+    assert made.step(LAYERS).accepted and loops(made) == ["triton", "torch"]
+    assert made.state.recipe().replay(RECURRENT).digest == made.state.program.digest
+
+
+def test_a_recurrent_layer_is_rewritten_where_no_kernel_is_printed() -> None:
+    class Model(FakeCoder):
+        schedules = False
+
+    start = Program.start(RECURRENT)
+    patch = Model().write(Request(start, LAYERS, H200))
+    assert patch.rewrites and not patch.others
