@@ -133,7 +133,8 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launc
         run = ["", f"    def _qimeng_run(self, {', '.join(given)}):", *device, *compute]
         run.append(f"        return ({''.join(f'{names[v]}, ' for v in results)})")
         names |= {v: f"o{i}" for i, v in enumerate(dict.fromkeys(results))}
-        lines += [f"        {line}" for line in launch_call(bool(state), given, [names[v] for v in results])]
+        updated = list(dict.fromkeys(key for key, _ in graph.mutations))
+        lines += [f"        {line}" for line in launch_call(bool(state), updated, given, [names[v] for v in results])]
     else:
         lines, run = lines + compute, []
     out = [names[o] if isinstance(o, Value) else literal(o) for o in graph.outputs]

@@ -62,8 +62,9 @@ def _copied(source, target):
 class _Launch:
     """Replays a recording of the program.
 
-    It is recorded at the first call, and again when a parameter or buffer is changed or replaced. Threads take turns:
-    they share its memory.
+    It is recorded at the first call, and again when a parameter or buffer is changed or replaced. Buffers that each
+    call updates are read and written where they are; what the calls before a recording did to them is undone. Threads
+    take turns: they share its memory.
     """
 
     def __init__(self):
@@ -76,7 +77,7 @@ class _Launch:
     def __reduce__(self):
         return _Launch, ()
 
-    def __call__(self, run, device, state, prepared, inputs):
+    def __call__(self, run, device, state, updated, prepared, inputs):
         if not (self.on and _may_record(device)):
             return run(*inputs)
         with self.turn, torch.cuda.device(device):
@@ -84,11 +85,15 @@ class _Launch:
             if self.stream is not None and stream != self.stream:  # the memory is shared with calls on that one
                 stream.wait_stream(self.stream)
             self.stream = stream
-            stamp = [(t.data_ptr(), t._version) for t in state]
+            own = {id(t) for t in updated}
+            stamp = [(t.data_ptr(), None if id(t) in own else t._version) for t in state]
             if stamp != self.stamp or any(p.stamp is None for p in prepared):
                 self.stamp = self.replay = self.outputs = None  # memory of the last recording is given back first
                 self.inputs = [_copied(x, _like(x)) for x in inputs]
+                before = [_copied(t, _like(t)) for t in updated]
                 self.replay, self.outputs = _record(lambda: run(*self.inputs))
+                for t, was in zip(updated, before):
+                    t.copy_(was)
                 # what the recording reads by its address stays where it is
                 self.stamp, self.made_from = stamp, [*(t.detach() for t in state), *(p.buffers for p in prepared)]
             for x, mine in zip(inputs, self.inputs):
@@ -102,8 +107,6 @@ class _Launch:
 
 def obstacle(graph: OpGraph) -> str:
     """Why a program for `graph` cannot be recorded; empty where it can."""
-    if graph.mutations:
-        return f"every call updates {len(graph.mutations)} buffer(s), which recording would update as well"
     if any(n.kind == "scalar" for n in graph.nodes.values()):
         return "a Python number among the inputs would be recorded with the value of the first call"
     for node in graph.ops():
@@ -134,19 +137,21 @@ def copied_bytes(graph: OpGraph) -> int:
     return 2 * sum(graph.meta(v).bytes for v in (*inputs, *results))
 
 
-def launch_call(state: bool, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
+def launch_call(state: bool, updated: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
     """The lines of `forward` that launch the program.
 
     Args:
         state: whether there are parameters or buffers.
+        updated: keys of the buffers that a call updates.
         inputs: names of the input tensors.
         outputs: names for the results.
     """
     held = "state.values()" if state else "()"
+    own = f"({''.join(f'state[{key!r}], ' for key in updated)})"
     return [
         f"given = ({''.join(f'{i}, ' for i in inputs)})",
         'launch, prepared = vars(self)["_qimeng_launch"], vars(self)["_qimeng_prepared"]',
-        f"{''.join(f'{o}, ' for o in outputs)}= launch(self._qimeng_run, device, {held}, prepared, given)",
+        f"{''.join(f'{o}, ' for o in outputs)}= launch(self._qimeng_run, device, {held}, {own}, prepared, given)",
     ]
 
 
