@@ -5,17 +5,17 @@ Deals in regions on PyTorch. Knows nothing about schedules' numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from qimeng.actions.base import Context, GraphRewrite, Kind
 from qimeng.actions.large import MANY, is_large, unlike
 from qimeng.actions.registry import register
 from qimeng.errors import CoderError, IllegalAction
-from qimeng.family import is_covered
+from qimeng.family import Unsupported, covering, is_covered
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Coder, Patch, Request
-from qimeng.program.program import Program
+from qimeng.program.program import Implementation, Program
 
 
 class LowerAll(Kind):
@@ -58,9 +58,10 @@ def waiting_regions(program: Program, context: Context) -> tuple[Region, ...]:
 
 
 def each_lowered(request: Request, rewrite: GraphRewrite, coder: Coder) -> Patch:
-    """The patch with a kernel for each of `rewrite.each`: the first that `coder` writes for it.
+    """The patch with a kernel for each of `rewrite.each`, of those that `coder` writes for it.
 
-    A region that the coder has no kernel for stays as it is.
+    Several kernels are judged together, so that none is measured beside others: where they come from schedules, it is
+    the one that the region's family takes unmeasured, else the first. A region that the coder has no kernel for stays as it is.
 
     Raises:
         CoderError: it wrote none, and the graph stays as it is; the message is that of the last region.
@@ -76,11 +77,21 @@ def each_lowered(request: Request, rewrite: GraphRewrite, coder: Coder) -> Patch
         except (CoderError, IllegalAction) as error:
             problem = error
             continue
-        written.append((region.id, patch.alternatives[0]))
+        written.append((region.id, _unmeasured(patch.alternatives, region, request)))
     if not written and not rewrite.rewrites:
         raise problem
     note = ", ".join(filter(None, (rewrite.note, f"{len(written)} kernels" if written else "")))
     return Patch(note=note, rewrites=rewrite.rewrites, others=tuple(written))
+
+
+def _unmeasured(alternatives: Sequence[Implementation], region: Region, request: Request) -> Implementation:
+    """The alternative that the family of `region` takes unmeasured, or the first."""
+    try:
+        family, plan = covering(region)
+        wanted = family.unmeasured(plan, request.device, request.mode)
+    except Unsupported:
+        return alternatives[0]
+    return next((made for made in alternatives if made.schedule == wanted), alternatives[0])
 
 
 register(LowerAll())

@@ -171,6 +171,10 @@ class Family(ABC, Generic[P, S]):
         """Schedules that may well be faster than the plain one, so that lowering measures them beside it."""
         return ()
 
+    def unmeasured(self, plan: P, device: Device, mode: str) -> S:
+        """The schedule of a kernel that no other is measured beside, as where one step writes many; the plain one."""
+        return self.default(plan, device, mode)
+
     def reduced(self, plan: P, schedule: S) -> S:
         """`schedule` for a region of smaller sizes, so that an interpreter can run it."""
         return schedule

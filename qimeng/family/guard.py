@@ -24,6 +24,7 @@ def guarded(family: AnyFamily) -> AnyFamily:
         "concerns": returns(bool),
         "default": one,
         "guesses": several,
+        "unmeasured": one,
         "reduced": one,
         "needs": returns(Needs),
         "print": returns(Implementation),

@@ -176,3 +176,10 @@ def test_all_regions_are_lowered_in_one_patch_equal_ones_once() -> None:
     tuned = [a for a in offered if a.kind in ("tiling", "library") and a.regions]
     signatures = {(a.kind, a.param, after.region(a.regions[0]).signature) for a in tuned}
     assert len(signatures) == len(tuned), "what changes all equal regions is offered once"
+
+
+def test_products_that_nothing_is_measured_beside_run_on_tensor_cores() -> None:
+    program = clustered(start(Layers(16), torch.rand(256, 16)))
+    program = clustered(program, Action("lower_all"))
+    (linear,) = {program.implementation(r).schedule for r in program.regions if "linear" in r.label()}
+    assert linear is not None and linear.precision == "fp16x3", "plain fp32 is what lowering one region begins with"

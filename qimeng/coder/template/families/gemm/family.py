@@ -17,7 +17,7 @@ from qimeng.coder.template.families.gemm.plan import GemmPlan, plan_gemm
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.sweeps import default_schedule, guesses, shared_bytes
 from qimeng.device import Device
-from qimeng.family import Cost, Family, Needs, Sample
+from qimeng.family import Cost, Family, Needs, Sample, refusal
 from qimeng.graph.ops import category, is_product
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
@@ -51,6 +51,12 @@ class Gemm(Family[GemmPlan, GemmSchedule]):
     def guesses(self, plan: GemmPlan, schedule: GemmSchedule, device: Device, mode: str) -> list[GemmSchedule]:
         """The tensor cores at the precisions that the mode admits; larger tiles of half operands."""
         return guesses(plan, schedule, device, mode)
+
+    def unmeasured(self, plan: GemmPlan, device: Device, mode: str) -> GemmSchedule:
+        """On tensor cores where the mode admits them: plain fp32 takes several times as long."""
+        plain = self.default(plan, device, mode)
+        guesses = (s for s in self.guesses(plan, plain, device, mode) if s.precision != plain.precision)
+        return next((s for s in guesses if refusal(self, plan, s, device) is None), plain)
 
     def needs(self, plan: GemmPlan, schedule: GemmSchedule) -> Needs:
         """The stages of both operands in shared memory; the accumulator is held in registers as a whole."""
