@@ -61,7 +61,8 @@ def each_lowered(request: Request, rewrite: GraphRewrite, coder: Coder) -> Patch
     """The patch with a kernel for each of `rewrite.each`, of those that `coder` writes for it.
 
     Several kernels are judged together, so that none is measured beside others: where they come from schedules, it is
-    the one that the region's family takes unmeasured, else the first. A region that the coder has no kernel for stays as it is.
+    the one that the region's family takes unmeasured, else the first. A region that the coder has no kernel for stays
+    as it is.
 
     Raises:
         CoderError: it wrote none, and the graph stays as it is; the message is that of the last region.

@@ -179,7 +179,7 @@ def test_all_regions_are_lowered_in_one_patch_equal_ones_once() -> None:
 
 
 def test_products_that_nothing_is_measured_beside_run_on_tensor_cores() -> None:
-    program = clustered(start(Layers(16), torch.rand(256, 16)))
+    program = clustered(start(Layers(), torch.rand(256, 16)))
     program = clustered(program, Action("lower_all"))
     (linear,) = {program.implementation(r).schedule for r in program.regions if "linear" in r.label()}
     assert linear is not None and linear.precision == "fp16x3", "plain fp32 is what lowering one region begins with"
