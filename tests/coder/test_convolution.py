@@ -410,7 +410,9 @@ def test_lowering_tries_tf32_of_a_copy_and_of_the_tensor() -> None:
         assert start.precision == "ieee" and {s.precision for s in found} == allowed
         assert {s.staged for s in found} == staged
         exact = family.guesses(plan, start, h200, "highest")
-        assert {s.precision for s in exact} == exactly and {s.staged for s in exact} == {True in staged}
+        assert {s.precision for s in exact} == exactly and {s.staged for s in exact} == staged
+        in_loop = [s.inline == "a" for s in exact if s.precision == "bf16x6"]
+        assert in_loop == sorted(in_loop, reverse=True), "three planes of a copy were slower on an H200"
         assert all(s.staged for s in exact if s.inline != "a"), "windows are never packed one by one"
 
 
