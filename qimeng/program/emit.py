@@ -231,7 +231,7 @@ def _mode(graph: OpGraph) -> list[str]:
 
 
 def _mutations(graph: OpGraph, names: dict[Value, str]) -> list[str]:
-    """Buffer updates; what still needs a buffer's old value gets a copy of it first."""
+    """Buffer updates, those of one dtype in one launch; what still needs a buffer's old value gets a copy of it first."""
     changed = {key for key, _ in graph.mutations}
     lines: list[str] = []
     for value in graph.results():
@@ -239,7 +239,16 @@ def _mutations(graph: OpGraph, names: dict[Value, str]) -> list[str]:
         if node.kind == "buffer" and node.target in changed:
             lines.append(f"        old{len(lines)} = {names[value]}.clone()")
             names[value] = f"old{len(lines) - 1}"
-    return lines + [f"        state[{key!r}].copy_({names[value]})" for key, value in graph.mutations]
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for key, value in graph.mutations:
+        alike.setdefault(graph.meta(value).dtype, []).append((f"state[{key!r}]", names[value]))
+    for pairs in alike.values():
+        if len(pairs) == 1:
+            lines.append(f"        {pairs[0][0]}.copy_({pairs[0][1]})")
+        else:
+            buffers, values = (", ".join(part) for part in zip(*pairs, strict=True))
+            lines.append(f"        torch._foreach_copy_([{buffers}], [{values}])")
+    return lines
 
 
 def _unpack(graph: OpGraph) -> list[str]:
