@@ -420,3 +420,13 @@ def test_large_outputs_are_moved_by_an_ulp_once_for_each_distribution(monkeypatc
     assert [counted(), counted()] == [2, 2]
     monkeypatch.setattr(exact_reference, "LARGE", 1)
     assert [counted(), counted()] == [1, 1]
+
+
+def test_alternatives_of_a_region_are_compared_with_the_masks_of_the_module(tmp_path):
+    """Which one is fastest depends on what the mask lets it skip."""
+    spec = KernelSpec.from_module(Masked(), (torch.randn(32, 32),))
+    program = Program.start(capture_spec(spec))
+    refs = References(spec, program.graph, CPU)
+    for _ in range(8):
+        region = RegionReference(refs, program, program.regions[-1], str(tmp_path))
+        assert torch.equal(refs.parameters.set(region.draw.parameter_seed)["mask"], Masked().mask)
