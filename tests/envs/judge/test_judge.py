@@ -388,25 +388,6 @@ def test_a_time_is_refuted_by_all_rounds_and_confirmed_by_one(
     assert verdict.failure == failure and max(seen) == rounds, verdict
 
 
-def test_later_batches_are_like_the_calls_whose_time_was_told(evaluator, program, monkeypatch, few_calls):
-    """A right program may be slower on other inputs; the first batch has some, so that none counts on what is timed."""
-    clock, refs, kinds = evaluator.outer_clock, evaluator.references, []
-    prepared, timed = clock._prepared, refs.timed_parameter_seed
-    own: list[int | None] = []
-    monkeypatch.setattr(refs, "timed_parameter_seed", lambda: own.append(timed()) or own[-1])
-
-    def noted(calls: int, seed: int | None, others: int) -> object:
-        kinds.append((seed in own, others))
-        return prepared(calls, seed, others)
-
-    monkeypatch.setattr(clock, "_prepared", noted)
-    monkeypatch.setattr(outer_clock, "decide", lambda *a: Ruling(False, "too long"))
-    with running(evaluator, program, RIGHT.source.splitlines()[-1].strip()) as worker:
-        assert clock.check(worker, 0.2, 0.2).failure in ("clock", "wrong")
-    assert kinds[0] == (False, outer_clock.OTHERS) and set(kinds[1:]) <= {(True, 0)}
-    assert {draw.distribution for draw in prepared(64, None, 0)[0].draws} == {"given"}
-
-
 def test_a_round_whose_way_to_measure_changed_is_made_up_for(evaluator, program, monkeypatch, few_calls):
     """Its times are dropped; there are still as many as a refutation needs."""
     clock, seen = evaluator.outer_clock, []
@@ -586,25 +567,6 @@ def test_in_a_search_eager_is_timed_once_for_each_program_beside_its_last_round(
     evaluator.times.forget_eager()
     assert evaluator.evaluate(program).eager.device_ms == 6.5 and len(timed) == 5
     evaluator.times.forget_eager()
-
-
-def test_what_is_computed_for_torch_compile_s_accuracy_has_a_turn_on_the_device(evaluator, program, monkeypatch, calm):
-    """A float64 result beside the measurements of others would make these longer."""
-    turns: list[str] = []
-    turn = evaluator.turns.turn
-
-    @contextmanager
-    def noted(part: str, *arguments: object, **options: object) -> Iterator[None]:
-        with turn(part, *arguments, **options):
-            turns.append(part)
-            yield
-            turns.pop()
-
-    seen: list[list[str]] = []
-    monkeypatch.setattr(evaluator.turns, "turn", noted)
-    monkeypatch.setattr(evaluator, "_compiled_wrong", lambda modes: seen.append(list(turns)) or {})
-    assert evaluator.evaluate(program, asked=Asked.FINAL).ok
-    assert seen == [["check"]]
 
 
 def test_checks_share_the_device_and_times_are_taken_alone(evaluator, program, tmp_path, monkeypatch, calm):
