@@ -1,4 +1,4 @@
-"""What batches of the judge's own clock hold: some calls that no program expects, and calls like those that were timed."""
+"""What batches of the judge's own clock hold: calls that no program expects, and calls like those that were timed."""
 
 from __future__ import annotations
 
