@@ -119,7 +119,7 @@ class Baseline:
 def ask_times(process: Process, draw_seed: Callable[[], int], timeout_s: float, effort: Effort) -> Samples:
     """Times of the process's program on fresh inputs."""
     data, _ = process.call("time", timeout_s, seed=draw_seed(), effort=effort)
-    return Samples(tuple(data["device_ms"]), tuple(data["wall_ms"]))
+    return Samples(tuple(data["device_ms"]), tuple(data["wall_ms"]), tuple(data.get("late_ms", ())))
 
 
 # -- in the process
@@ -175,7 +175,7 @@ class _Bench:
     def time(self, seed: int, effort: Effort) -> dict[str, Any]:
         samples = self.stopwatch.measure(self.call, self._inputs, seed, effort)
         self._tidy()
-        return {"device_ms": samples.device_ms, "wall_ms": samples.wall_ms}
+        return {"device_ms": samples.device_ms, "wall_ms": samples.wall_ms, "late_ms": samples.late_ms}
 
     def peak(self, seed: int) -> int | None:
         if self.device.type != "cuda":

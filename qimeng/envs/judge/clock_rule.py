@@ -21,7 +21,9 @@ SHARE = {"cuda": 0.8, "cpu": 0.7}
 processes too."""
 RATIO = 0.5
 """Minimum ratio of the reported time to the judge's time, relative to the same ratio for eager. In a batch, parameters
-stay in the cache, which they do not between events. So the two times differ, but for both programs alike."""
+stay in the cache, which they do not between events. So the two times differ, but for both programs alike. What the
+device waits for the host between eager's events is left out of eager's ratio: calls of a batch that are queued do not
+wait, and a program of fewer launches does not either."""
 SLACK_MS = {"cuda": 0.02, "cpu": 0.05}
 """Milliseconds by which the shortest of a few batches may be longer by chance."""
 CALL_MS = {"cuda": 0.001, "cpu": 0.015}
@@ -84,7 +86,7 @@ class Ruling:
     text: str
 
 
-def decide(found: Readings, told_ms: float, eager_ms: float, kind: str) -> Ruling:
+def decide(found: Readings, told_ms: float, eager_ms: float, kind: str, late_ms: float = 0.0) -> Ruling:
     """Whether a call of the candidate takes `told_ms`, where one of eager takes `eager_ms`.
 
     A time that seems refuted may be confirmed by more batches: ask again until there are `ROUNDS`.
@@ -94,6 +96,7 @@ def decide(found: Readings, told_ms: float, eager_ms: float, kind: str) -> Rulin
         told_ms: of the candidate, by its own process.
         eager_ms: of eager, by a process without candidates.
         kind: ``"cuda"`` or ``"cpu"``.
+        late_ms: how much of `eager_ms` the device may have waited for the host.
     """
     shortest, usual = min(found.nothing), median(found.nothing)
     slack = SLACK_MS[kind] / found.calls + CALL_MS[kind]
@@ -106,7 +109,8 @@ def decide(found: Readings, told_ms: float, eager_ms: float, kind: str) -> Rulin
     least = (min(found.candidate) - usual) / found.calls - slack - host
     seen = f"the judge's clock says {most + slack:.4g} ms a call"
     claim = f"the worker reports {told_ms:.4g} ms"
-    share = _share(eager_ms / max(eager - eager_host, slack), kind)
+    busy_ms = max(eager_ms - late_ms, 0.0) if eager_queued else eager_ms
+    share = _share(busy_ms / max(eager - eager_host, slack), kind)
     if unlike := _eager_unlike(eager - eager_host, told_ms, eager_ms, slack, kind):
         return Ruling(None, unlike)
     if told_ms < share * least:

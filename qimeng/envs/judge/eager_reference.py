@@ -172,6 +172,17 @@ class EagerReference:
         """A new seed of a change to the parameters; None where there are none."""
         return self._parameter_seed(self.draw_seed() % len(SHARES)) if self.has_state else None
 
+    def timed_parameter_seed(self) -> int | None:
+        """The same for calls that are timed: masks, tables of integers and constants stay as they are.
+
+        A kernel skips what a mask hides, so its time depends on the mask.
+        """
+        return self._parameter_seed(self.draw_seed() % len(SHARES), may_move=False) if self.has_state else None
+
+    def timed_draw(self) -> Draw:
+        """New inputs and parameters of the kind that timed calls have."""
+        return self._new_draw("given", self.timed_parameter_seed())
+
     def fit(self) -> bool:
         """Take the quickest plan for which others leave enough of the device.
 
@@ -348,10 +359,16 @@ class EagerReference:
         seed = self.draw_seed()
         return Draw(seed, distribution, parameter_seed and tied(parameter_seed, distribution, seed))
 
-    def _parameter_seed(self, share: int) -> int:
-        """A new seed of a change to `SHARES[share]` of the rows; signs, masks and constants stay where those must."""
+    def _parameter_seed(self, share: int, may_move: bool = True) -> int:
+        """A new seed of a change to `SHARES[share]` of the rows; signs, masks and constants stay where those must.
+
+        Args:
+            share: which of `SHARES`.
+            may_move: whether masks, tables of integers and constants may change.
+        """
         draw = self.draw_seed()
         signs, fixed = not self._keeps_signs and draw % 2 > 0, self._other_buffers and draw // 2 % 2 > 0
+        fixed = fixed and may_move
         return seed_of(self.draw_seed() >> 8, share, signs, fixed)
 
     def _needs_signs(self, inputs: Sequence[Any]) -> bool:

@@ -363,7 +363,8 @@ class GpuEvaluator(SerialEvaluator):
         turns = self.times.turns
         compiled = {m: turns[compiled_name(m)] for m in self.compiled.ready if compiled_name(m) in turns}
         failed = tuple(f"torch.compile {m} is not timed: {reason}" for m, reason in self.compiled.failed.items())
-        wrong = self._compiled_wrong(tuple(compiled))
+        with self.turns.turn("check", clock):
+            wrong = self._compiled_wrong(tuple(compiled))
         less = tuple(f"torch.compile {mode} is less accurate than a candidate may be: {w}" for mode, w in wrong.items())
         found = replace(found, compiled=compiled, compiled_wrong=wrong, notes=(*found.notes, *failed, *less))
         program = run.candidates[found.chosen].program

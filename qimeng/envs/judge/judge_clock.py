@@ -51,7 +51,9 @@ MEMORY_SHARE = 4
 """One in so many of the sets of inputs or outputs that a worker may hold goes into a batch: three processes have one
 each."""
 OTHERS = 4
-"""One in so many timed calls has inputs of another distribution than as given."""
+"""One in so many calls of a first batch has inputs of another distribution than as given, and masks may differ there:
+no program can count on what it is timed on. Later batches are like the calls whose time was reported, since a right
+program may be slower on other inputs, such as where it takes an exact way."""
 SLOTS, SMALL_BYTES = 4, 1 << 26
 """Outputs that are checked against the reference of small ones (64 MiB at most); of larger ones one is."""
 LEAST_NORM = 1e-15
@@ -106,24 +108,27 @@ class OuterClock:
         self._device = device
         self._clocks = ("wall",) if device.type == "cuda" else ("cpu", "wall")
 
-    def check(self, worker: Process, told_ms: float, eager_ms: float) -> Verdict:
+    def check(self, worker: Process, told_ms: float, eager_ms: float, late_ms: float = 0.0) -> Verdict:
         """Whether the program that `worker` has loaded takes the reported time, and is right while timed.
 
         Args:
             worker: with the program loaded.
             told_ms: the program's time as reported by its worker.
             eager_ms: eager's time, measured alike in a process of its own.
+            late_ms: how much of that the device may have waited for the host.
 
         Returns:
             A verdict whose failure is ``"clock"`` where the time is refuted, `NOT_TIMED` where it is uncertain,
             ``"wrong"`` where a call of the batch was.
         """
-        parameter_seed, self._queues = self.references.parameter_seed(), self._can_queue
+        self._queues = self._can_queue
         calls = self._calls(told_ms, eager_ms)
         times = {clock: Readings(calls) for clock in self._clocks}
         ruling = Ruling(None, "nothing was measured")
         while len(times[self._clocks[0]].candidate) < ROUNDS:
-            batch, layout = self._prepared(calls, parameter_seed)
+            first = not times[self._clocks[0]].candidate
+            seed = self.references.parameter_seed() if first else self.references.timed_parameter_seed()
+            batch, layout = self._prepared(calls, seed, OTHERS if first else 0)
             try:
                 times, candidate, eager, problem = self._measured(worker, batch, layout, times)
             except Malformed as error:
@@ -136,7 +141,7 @@ class OuterClock:
             if unlike and (verdict := self._checked(layout, batch, candidate, unlike[:SUSPECTS])).failure:
                 return verdict
             if all(found.candidate for found in times.values()):
-                ruling = self._ruling(times, told_ms, eager_ms)
+                ruling = self._ruling(times, told_ms, eager_ms, late_ms)
             if ruling.ok:
                 break
             candidate = torch.empty(0)
@@ -149,10 +154,10 @@ class OuterClock:
 
     # -- parts
 
-    def _ruling(self, times: dict[str, Readings], told_ms: float, eager_ms: float) -> Ruling:
+    def _ruling(self, times: dict[str, Readings], told_ms: float, eager_ms: float, late_ms: float) -> Ruling:
         """Combined ruling of all clocks: each can refute a time, and the first can confirm it."""
         kind = self._device.type
-        first, *others = (decide(times[clock], told_ms, eager_ms, kind) for clock in self._clocks)
+        first, *others = (decide(times[clock], told_ms, eager_ms, kind, late_ms) for clock in self._clocks)
         return next((r for r in others if first.ok and r.ok is False), first)
 
     def _calls(self, told_ms: float, eager_ms: float) -> int:
@@ -168,28 +173,28 @@ class OuterClock:
         nbytes = max(sum(self.references.output_bytes), self.references.input_bytes)
         return SLOTS if nbytes <= SMALL_BYTES else 1
 
-    def _prepared(self, calls: int, parameter_seed: int | None) -> tuple[_Round, Layout]:
-        """New inputs: most as given, some from other distributions."""
+    def _prepared(self, calls: int, parameter_seed: int | None, others: int = OTHERS) -> tuple[_Round, Layout]:
+        """New inputs: most as given, one in so many (`others`) from other distributions; 0 for none."""
         refs = self.references
         names = [d for d in refs.distributions if d not in refs.dropped] or ["given"]
         draws = []
         for _ in range(calls):
-            name = _random.choice(names) if _random.randrange(OTHERS) == 0 else "given"
+            name = _random.choice(names) if others and _random.randrange(others) == 0 else "given"
             draws.append(Draw(refs.draw_seed(), name, parameter_seed))
         leaves = [leaf for leaf in refs.facts.leaves if leaf.is_tensor]
         layout, content = Layout((), (), 0, 0), torch.empty(0, dtype=torch.uint8)
-        others = []
+        numbers = []
         for number, draw in enumerate(draws):
             made = _pytree.tree_leaves(refs.inputs(draw))
             tensors = [x for x in made if isinstance(x, torch.Tensor)]
-            others.append([(i, x) for i, x in enumerate(made) if not isinstance(x, torch.Tensor)])
+            numbers.append([(i, x) for i, x in enumerate(made) if not isinstance(x, torch.Tensor)])
             if number == 0:
                 layout = Layout.of([tensors] * calls, leaves)
                 content = torch.zeros(layout.first_output, dtype=torch.uint8, device=self._device)
             stage(layout, number, tensors, content)
         refs.tidy()
         seeds = [draw.seed for draw in draws] if refs.random else []
-        return _Round(draws, content, seeds, others if any(others) else []), layout
+        return _Round(draws, content, seeds, numbers if any(numbers) else []), layout
 
     def _measured(
         self, worker: Process, batch: _Round, layout: Layout, before: dict[str, Readings]

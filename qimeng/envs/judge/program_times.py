@@ -73,7 +73,7 @@ class ProgramTimes:
 
     def begin(self) -> None:
         """Start timing a program that a worker has just loaded, with new secret parameters."""
-        self._calls = _TimedCalls(self._references.parameter_seed())
+        self._calls = _TimedCalls(self._references.timed_parameter_seed())
         self.turns = {}
 
     def search(self, worker: Process, clock: Clock, resets: bool) -> tuple[Samples, Samples]:

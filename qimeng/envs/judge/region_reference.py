@@ -60,7 +60,7 @@ class RegionReference:
         self.source = plain.source
         self.entries = [plain.implementation(r).entry for r in plain.called]
         self.number = [r.id for r in program.called].index(region.id)
-        self.draw = Draw(references.draw_seed(), EXAMPLES, references.parameter_seed())
+        self.draw = Draw(references.draw_seed(), EXAMPLES, references.timed_parameter_seed())
         self.tally = Tally()
         self.held_by: Process | None = None
         self._references, self._module = references, load_source(self.source, folder=folder)

@@ -222,16 +222,27 @@ class Judge:
         data["facts"] = facts_to_json(refs.facts)
         return self.compare((data, files), refs.facts, trial.outputs, Tally(), partial(refs.look_again, trial)).error
 
-    def profiled(self, worker: Process, timeout_s: float) -> tuple[list[Launch], Verdict]:
-        """The kernels of a call as the profiler sees them, and whether what the call returned is right.
+    def launches(self, worker: Process, draw: Draw, timeout_s: float) -> list[Launch]:
+        """The kernels of a call as the profiler sees them; nobody looks at what the call returned.
 
         Args:
             worker: with the program loaded.
+            draw: inputs and parameters of the call.
             timeout_s: seconds that it may take.
         """
+        data, files = worker.call("launches", timeout_s, draw=draw)
+        _close(files)
+        worker.call("release", self.limit_s)
+        return launches_from(entry_of(data, "kernels"))
+
+    def profiled(self, worker: Process, draw: Draw, timeout_s: float) -> tuple[list[Launch], Verdict]:
+        """The same, and whether what the call returned is right.
+
+        Where the module refuses such parameters, the call has its own, and nobody looks at what it returned.
+        """
         refs = self.references
-        trial = next(iter(refs.fresh(1)), None)
-        draw = Draw(refs.draw_seed()) if trial is None else trial.draw
+        trial = refs.make(draw)
+        draw = Draw(refs.draw_seed()) if trial is None else draw
         data, files = worker.call("launches", timeout_s, draw=draw)
         try:
             launches = launches_from(entry_of(data, "kernels"))

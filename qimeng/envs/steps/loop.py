@@ -16,6 +16,7 @@ from typing import Protocol
 from qimeng.actions import check_action
 from qimeng.envs.cost.roofline import roofline
 from qimeng.envs.judge.ranking import beats, refusal
+from qimeng.envs.screening.origin import printed
 from qimeng.envs.steps.compiled_first import compiled_first, compiled_last, submit_first
 from qimeng.envs.steps.compiled_whole import compiled_whole
 from qimeng.envs.steps.left_out import left_aside, left_out
@@ -30,6 +31,9 @@ from qimeng.plugins import where
 from qimeng.store import Store
 
 CLUSTER = Action("cluster")
+
+CLOCKS = ("clock", "not-timed")
+"""Classes of failure of a right program whose time is not believed."""
 
 MANY = 96
 """Regions from which on a program has too many for a search to look at each pair: a budget is tens of steps."""
@@ -144,7 +148,7 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
             winner = candidates[number]
             parent = candidates[number - 1] if number else None
             session.tell("final", f"verify the program of {len(winner.recipe())} steps in a fresh process")
-            evaluation = task.judged(winner.program, asked=Asked.FINAL)
+            evaluation = _verified(session, winner, notes)
             problem = refusal(evaluation, parent.evaluation if parent else None)
             if problem is None or number == 0:
                 break
@@ -171,6 +175,20 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     if not winner.program.on_pytorch:
         return _result(session, winner, evaluation, stopped, notes)
     return _as_written(session, evaluation, stopped, [*notes, *_why_as_written(session, stopped)])
+
+
+def _verified(session: Session, winner: State, notes: list[str]) -> Evaluation:
+    """The final verification of a program: once more where clocks disagreed and seconds are left.
+
+    Only of what templates and PyTorch wrote. For other texts it would be one more draw for a program that cheats.
+    """
+    task, program = session.task, winner.program
+    found = task.judged(program, asked=Asked.FINAL)
+    if found.failure not in CLOCKS or not printed(program) or session.ledger.seconds_left <= 0:
+        return found
+    notes.append(f"the program of {len(winner.recipe())} steps was verified again: {found.error}")
+    session.tell("final", "verify it again: its times and the judge's clock disagreed")
+    return task.judged(program, asked=Asked.FINAL)
 
 
 def _why_as_written(session: Session, stopped: str) -> list[str]:

@@ -107,13 +107,25 @@ class Reading:
 
 @dataclass(frozen=True)
 class Samples:
-    """Times of single calls in milliseconds: on the device, and on the wall clock with synchronization."""
+    """Times of single calls in milliseconds.
+
+    Attributes:
+        device_ms: on the device.
+        wall_ms: on the wall clock with synchronization.
+        late_ms: how much of the first the device may have waited for the host (`Reading.late`); empty where not told.
+    """
 
     device_ms: tuple[float, ...]
     wall_ms: tuple[float, ...]
+    late_ms: tuple[float, ...] = ()
 
     def __add__(self, other: Samples) -> Samples:
-        return Samples(self.device_ms + other.device_ms, self.wall_ms + other.wall_ms)
+        return Samples(self.device_ms + other.device_ms, self.wall_ms + other.wall_ms, self.late_ms + other.late_ms)
+
+    @property
+    def usual_late_ms(self) -> float:
+        """Median of `late_ms`; 0 where not told."""
+        return statistics.median(self.late_ms) if self.late_ms else 0.0
 
     def timing(self) -> Timing:
         """Median, interquartile range over the median, median of the wall clock."""
@@ -231,6 +243,7 @@ class Stopwatch:
         empty_ms = self._empty_ms()
         device_ms: tuple[float, ...] = ()  # what foreign code finds in a caller's frame it could change, were it a list
         wall_ms: tuple[float, ...] = ()
+        late_ms: tuple[float, ...] = ()
         with _no_garbage_collection():
             began = _now()
             total, number = 0.0, 0
@@ -259,6 +272,7 @@ class Stopwatch:
                         sampler.show(number, output)
                     device_ms += (found.device,)
                     wall_ms += (found.wall,)
+                    late_ms += (found.late,)
                     total += found.device
                 del output
                 number += 1
@@ -267,7 +281,7 @@ class Stopwatch:
             hidden -= min(max(self._empty_ms() - empty_ms, 0.0), HIDDEN_MS)
         if self.device.type == "cuda" and hidden > HIDDEN_MS:
             device_ms = tuple(d + hidden for d in device_ms)
-        return Samples(device_ms, wall_ms)
+        return Samples(device_ms, wall_ms, late_ms)
 
     def _empty_ms(self) -> float:
         """What the wall clock says beyond the events where nothing is called."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+import torch
+
+from qimeng.envs.judge.baseline import _Bench, ask_times
 from qimeng.envs.judge.gates import timing
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.envs.workers.stopwatch import Effort, Reading, Samples
 from qimeng.interfaces import Asked, EvaluationRequest, Timing
 from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
 
 
 def test_where_it_has_become_slower_its_shorter_time_from_before_counts(
@@ -31,3 +38,14 @@ def test_where_it_has_become_slower_its_shorter_time_from_before_counts(
 def test_times_of_a_cpu_are_too_unsteady_for_it(evaluator: GpuEvaluator) -> None:
     evaluator.baselines_process._fastest = Timing(1.0)
     assert evaluator.baselines_process.faster_before(Timing(9.0)) is None
+
+
+def test_what_the_device_may_have_waited_for_the_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = KernelSpec.from_module(torch.nn.ReLU(), (torch.randn(4, 4),))
+    bench = _Bench(spec, torch.device("cpu"))
+    late = Reading(2.0, 2.0, host=3.0, late=2.6)
+    monkeypatch.setattr(bench.stopwatch, "once", lambda call, inputs, *rest: (late, call(*inputs)))
+    asked = SimpleNamespace(call=lambda command, limit_s, **arguments: (bench.time(**arguments), []))
+    found = ask_times(cast(Any, asked), lambda: 3, 1.0, Effort(min_calls=4, max_calls=4))
+    assert found.usual_late_ms == 2.6 and (found + found).late_ms == (2.6,) * 8
+    assert Samples((1.0,), (1.0,)).usual_late_ms == 0.0

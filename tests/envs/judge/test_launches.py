@@ -6,6 +6,7 @@ import ast
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from qimeng.backend.compiled import Compiled
 from qimeng.backend.facts import KernelFacts
 from qimeng.device import DEVICES
 from qimeng.envs.judge.gates.gpu_run import GpuRun
-from qimeng.envs.judge.gates.own_kernels import OWN_KERNELS, UNPROVEN
+from qimeng.envs.judge.gates.own_kernels import LOOKS, OWN_KERNELS, UNPROVEN
 from qimeng.envs.judge.gates.pipeline import Candidate, Refusal
 from qimeng.envs.judge.idle_kernels import idle_text, with_idle_kernels
 from qimeng.envs.judge.kernel_renaming import with_secret_names
@@ -24,6 +25,7 @@ from qimeng.envs.judge.time_spent import Clock
 from qimeng.envs.judge.verdicts import Verdict
 from qimeng.envs.workers.forkserver import WorkerFailed
 from qimeng.envs.workers.kernel_launches import base_name, own_kernels, own_share
+from qimeng.envs.workers.worker_setup import Draw
 from qimeng.interfaces import Accuracy, Evaluation, Gate, Timing
 from qimeng.program.program import Implementation, Program
 from qimeng.testing import sample_graph
@@ -85,7 +87,7 @@ def judged(
     start = Program.start(sample_graph())
     program = start.with_implementation(start.regions[0].id, TRITON)
 
-    def profiled(worker: object, timeout_s: float) -> tuple[list[list[object]], Verdict]:
+    def profiled(worker: object, draw: object, timeout_s: float) -> tuple[list[list[object]], Verdict]:
         return (alone if alone is not None and held == [True] else launches), Verdict(
             failure=wrong and "wrong", error=wrong
         )
@@ -100,8 +102,12 @@ def timed_run(
     program: Program, profiled: Any, turn: Any, own: dict[str, int | None], ms: float = 9.0, **parts: Any
 ) -> tuple[GpuRun, Candidate]:
     """An evaluation whose program was found right and timed; a final verification where compilers are given."""
+    numbers = count()
     equipment: Any = SimpleNamespace(
-        limit_s=1.0, turns=SimpleNamespace(turn=turn), judge=SimpleNamespace(profiled=profiled)
+        limit_s=1.0,
+        turns=SimpleNamespace(turn=turn),
+        judge=SimpleNamespace(profiled=profiled, launches=lambda *arguments: profiled(*arguments)[0]),
+        references=SimpleNamespace(timed_draw=lambda: Draw(next(numbers))),
     )
     compilers, worker = parts.get("compilers"), parts.get("worker", SimpleNamespace())
     device: Any = DEVICES["h200"]
@@ -151,6 +157,33 @@ def test_kernels_that_others_made_slower_are_looked_at_again_alone():
     assert refusal is None and found.generated_share == 0.5
 
 
+@pytest.mark.parametrize("slow", [0, 1, LOOKS, LOOKS + 1])
+def test_a_program_that_is_slower_on_some_inputs_takes_what_it_takes_on_most(slow):
+    """A convolution whose exact way is taken where one number of an image is too small for its planes."""
+    start = Program.start(sample_graph())
+    seen: list[tuple[Draw, bool]] = []
+    held: list[bool] = []
+
+    @contextmanager
+    def turn(part: str, clock: Clock, alone: bool = False) -> Iterator[None]:
+        held.append(alone)
+        yield
+        held.pop()
+
+    def profiled(worker: object, draw: Draw, timeout_s: float) -> tuple[list[tuple[str, float, float]], Verdict]:
+        seen.append((draw, held == [True]))
+        return [("add", 0.0, 4.5 if draw.seed < slow else 1.0)], Verdict()
+
+    program = start.with_implementation(start.regions[0].id, TRITON)
+    refusal = OWN_KERNELS.check(*timed_run(program, profiled, turn, {"add": 1}, ms=1.0))
+    assert (refusal is not None) == (slow > LOOKS)
+    if slow in (1, LOOKS):
+        (quick, _), (checked, _) = seen[-2:]
+        assert quick == checked, "the call that agrees is made again and checked"
+    assert [alone for _, alone in seen] == [False, *[True] * (len(seen) - 1)]
+    assert len({draw.seed for draw, _ in seen}) == min(slow, LOOKS) + 1
+
+
 def test_where_the_profiler_says_nothing_that_is_said():
     found, refusal = judged([])
     assert refusal is None and found.notes == (UNPROVEN,)
@@ -193,7 +226,7 @@ def test_a_name_proves_nothing(thorough):
     program = start.with_implementation(start.regions[0].id, lying)
     loaded: list[str] = []
 
-    def profiled(worker: object, timeout_s: float) -> tuple[list[tuple[str, float, float]], Verdict]:
+    def profiled(worker: object, draw: object, timeout_s: float) -> tuple[list[tuple[str, float, float]], Verdict]:
         decoy = next(line for line in loaded[-1].splitlines() if line.startswith("def k"))[4:].partition("(")[0]
         return [(decoy, 0.0, 0.01), (GEMM, 0.1, 3.0)], Verdict()
 
@@ -281,7 +314,7 @@ def test_a_kernel_that_takes_as_long_as_the_work_of_others_is_refused_if_nothing
     program = start.with_implementation(start.regions[0].id, TRITON)
     loaded: list[str] = []
 
-    def profiled(worker: object, timeout_s: float) -> tuple[list[tuple[str, float, float]], Verdict]:
+    def profiled(worker: object, draw: object, timeout_s: float) -> tuple[list[tuple[str, float, float]], Verdict]:
         name = next(line for line in loaded[-1].splitlines() if line.startswith("def k"))[4:].partition("(")[0]
         return [(name, 0.0, 1.5), (GEMM, 1.5, 3.0)], Verdict()
 

@@ -14,6 +14,7 @@ from qimeng.envs.errors.discrete import Dividing
 from qimeng.envs.errors.float64 import NamedAsDouble
 from qimeng.envs.estimate.interpret import gpu_arithmetic
 from qimeng.envs.judge import exact_reference
+from qimeng.envs.judge.program_times import ProgramTimes
 from qimeng.envs.judge.reference import SMALL, References
 from qimeng.envs.judge.region_reference import RegionReference
 from qimeng.graph.ops import longest_reduction
@@ -94,6 +95,37 @@ def test_one_candidate_never_gets_the_same_trial_twice():
     for _ in range(20):
         seeds = [t.draw.seed for t in refs.trials(4)]
         assert len(set(seeds)) == 4
+
+
+class Masked(torch.nn.Module):
+    """Sees what a mask in a buffer shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.randn(32))
+        self.register_buffer("mask", torch.ones(32, 32).tril())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale).masked_fill(self.mask == 0, 0.0)
+
+
+def test_calls_that_are_timed_have_new_parameters_and_the_masks_of_the_module():
+    """A kernel skips what a mask hides: one program was timed with the module's mask, the next with another."""
+    refs = references(Masked(), torch.randn(32, 32))
+    own = Masked().mask
+
+    def moved(seed: int | None) -> bool:
+        return not torch.equal(refs.parameters.set(seed)["mask"], own)
+
+    seeds = [refs.timed_parameter_seed() for _ in range(16)]
+    assert len(set(seeds)) == 16 and not any(map(moved, seeds))
+    assert any(moved(refs.parameter_seed()) for _ in range(32)), "checks have others"
+    draw = refs.timed_draw()
+    assert draw.distribution == "given" and not moved(draw.parameter_seed)
+    times = ProgramTimes(refs, None, None, None, lambda: 1.0)  # type: ignore[arg-type]
+    for _ in range(16):
+        times.begin()
+        assert not moved(times._calls.parameter_seed)
 
 
 def test_the_pool_is_renewed():
@@ -388,3 +420,13 @@ def test_large_outputs_are_moved_by_an_ulp_once_for_each_distribution(monkeypatc
     assert [counted(), counted()] == [2, 2]
     monkeypatch.setattr(exact_reference, "LARGE", 1)
     assert [counted(), counted()] == [1, 1]
+
+
+def test_alternatives_of_a_region_are_compared_with_the_masks_of_the_module(tmp_path):
+    """Which one is fastest depends on what the mask lets it skip."""
+    spec = KernelSpec.from_module(Masked(), (torch.randn(32, 32),))
+    program = Program.start(capture_spec(spec))
+    refs = References(spec, program.graph, CPU)
+    for _ in range(8):
+        region = RegionReference(refs, program, program.regions[-1], str(tmp_path))
+        assert torch.equal(refs.parameters.set(region.draw.parameter_seed)["mask"], Masked().mask)

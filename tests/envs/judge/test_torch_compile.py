@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.envs.workers.service import serve
 from qimeng.envs.workers.stopwatch import Effort
 from qimeng.envs.workers.worker_setup import Setup
+from qimeng.interfaces import Asked
+from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
@@ -161,3 +165,27 @@ def test_a_mode_outside_the_budget_of_a_candidate_is_named(monkeypatch: pytest.M
     finally:
         judge.close()
     assert list(wrong) == ["default"] and "max error 0.001 beside eager, allowed" in wrong["default"]
+
+
+def test_what_is_computed_for_its_accuracy_has_a_turn_on_the_device(
+    evaluator: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A float64 result beside the measurements of others would make these longer."""
+    held, seen, turn = list[str](), list[list[str]](), evaluator.turns.turn
+
+    @contextmanager
+    def noted(part: str, *arguments: Any, **options: Any) -> Iterator[None]:
+        with turn(part, *arguments, **options):
+            held.append(part)
+            yield
+            held.pop()
+
+    def looked_at(modes: Sequence[str]) -> dict[str, str]:
+        seen.append(list(held))
+        return {}
+
+    monkeypatch.setattr(evaluator.turns, "turn", noted)
+    monkeypatch.setattr(evaluator, "_compiled_wrong", looked_at)
+    assert evaluator.graph is not None
+    found = evaluator.evaluate(Program.start(evaluator.graph), asked=Asked.FINAL)
+    assert found.ok and seen == [["check"]], found.error

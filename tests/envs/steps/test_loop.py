@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qimeng.envs.steps import loop
 from qimeng.envs.steps.caching import UNKNOWN, subject_of
 from qimeng.envs.steps.loop import established, optimize
 from qimeng.envs.steps.session import Session
@@ -550,3 +551,38 @@ def test_what_is_left_on_pytorch_is_by_definition_as_fast(graph: OpGraph) -> Non
         assert result.evaluation.speedup == 1.0 and result.evaluation.timing == result.evaluation.eager
         assert "**1.00 x PyTorch eager**" in result.report() and json.loads(result.to_json())["speedup"] == 1.0
         assert "none needed: it is left on PyTorch as it was written" in result.report()
+
+
+@pytest.mark.parametrize(
+    ("failure", "templates", "seconds", "finals"),
+    [
+        ("clock", True, 60, 2),
+        ("not-timed", True, 60, 2),
+        ("clock", False, 60, 1),
+        ("wrong", True, 60, 1),
+        ("clock", True, 0, 1),
+    ],
+)
+def test_a_program_whose_clocks_disagreed_in_the_end_is_verified_once_more(
+    graph: OpGraph, monkeypatch: pytest.MonkeyPatch, failure: str, templates: bool, seconds: float, finals: int
+) -> None:
+    """Where seconds are left, and where no text could cheat."""
+
+    class Disagrees(Timed):
+        asked = 0
+
+        def verify(self, program: Program) -> Evaluation:
+            if program.on_pytorch:
+                return super().verify(program)
+            self.asked += 1
+            return Evaluation(Gate.TIMING, "too long", failure) if self.asked == 1 else super().verify(program)
+
+    evaluator, clock = Disagrees(10.0, 5.0, final=(5.0,)), FakeClock()
+    session = Session(fake_task(graph, evaluator), Budget(seconds=60), clock=clock)
+    session.begin()
+    session.step(first(session, "lowering"))
+    clock.now = 60 - seconds
+    monkeypatch.setattr(loop, "printed", lambda program: templates)
+    result = loop.finish(session, "done")
+    assert evaluator.asked == finals and result.on_pytorch is (finals == 1)
+    assert ("the program of 1 steps was verified again: too long" in result.notes) is (finals == 2)

@@ -17,6 +17,7 @@ from qimeng.envs.judge.judge_clock import NOT_TIMED
 from qimeng.envs.judge.throttle import POWER_CAP, Watch
 from qimeng.envs.judge.verdicts import RUNS_OVERLAPPING
 from qimeng.envs.workers.forkserver import Process
+from qimeng.envs.workers.stopwatch import Samples
 from qimeng.envs.workers.worker_reports import amount_of, entry_of, times_of
 from qimeng.interfaces import Evaluation, Gate, Timing
 from qimeng.library import LANGUAGE
@@ -76,7 +77,7 @@ class CredibleTime(GateCheck[GpuRun]):
                 before = None if run.may_share else parts.baselines.faster_before(beside)
                 if before is not None and attempt + 1 < CLOCK_ROUNDS:
                     continue
-                problem = _implausible(run, worker, timing, beside)
+                problem = _implausible(run, worker, timing, eager)
                 if problem is None or problem.failure not in ("clock", NOT_TIMED):
                     break
                 if problem.failure == "clock" and attempt + 1 >= CLOCK_ROUNDS:
@@ -119,7 +120,7 @@ class RightWhenTimed(GateCheck[GpuRun]):
             return refused(Gate.TIMING, run.parts.times.check_timed(worker))
 
 
-def _implausible(run: GpuRun, worker: Process, timing: Timing, eager: Timing) -> Refusal | None:
+def _implausible(run: GpuRun, worker: Process, timing: Timing, eager: Samples) -> Refusal | None:
     """Why the times cannot be believed."""
     parts = run.parts
     if parts.torch_device.type == "cuda" and timing.device_ms < SHARE * parts.least_ms:
@@ -130,7 +131,8 @@ def _implausible(run: GpuRun, worker: Process, timing: Timing, eager: Timing) ->
         return Refusal(Gate.TIMING, "too-fast", text)
     if run.may_share:
         return None
-    return refused(Gate.TIMING, parts.outer_clock.check(worker, timing.device_ms, eager.device_ms))
+    eager_ms = eager.timing().device_ms
+    return refused(Gate.TIMING, parts.outer_clock.check(worker, timing.device_ms, eager_ms, eager.usual_late_ms))
 
 
 def _remarks(run: GpuRun, timing: Timing) -> tuple[str, ...]:
