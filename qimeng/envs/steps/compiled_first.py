@@ -50,7 +50,8 @@ def compiled_first(session: Session) -> tuple[Session, Action] | None:
         session: at its start, whose program was judged.
 
     Returns:
-        The branch and its last step, where that was left aside because TorchInductor is still at work.
+        The branch and its last step, where that was left aside because TorchInductor is still at work. The search
+        leaves time for it (`Ledger.later`).
     """
     task, start = session.task, session.begin()
     if not is_large(task.start) or start.timing is None or start.timing.estimated:
@@ -64,16 +65,24 @@ def compiled_first(session: Session) -> tuple[Session, Action] | None:
         except IllegalAction:
             continue
         found = branch.step(action).evaluation
-    return (branch, action) if found is not None and found.failure == LEFT_ASIDE else None
+    if found is None or found.failure != LEFT_ASIDE:
+        return None
+    session.ledger.later = 1
+    return branch.fork(library_share=1.0), action
 
 
 def compiled_last(late: tuple[Session, Action] | None) -> None:
     """Take the step that was left aside, after the search, where there is room: its code may be there by now.
 
+    TorchInductor gets all that is left beside that step and the final verification.
+
     Args:
         late: what `compiled_first` returned.
     """
-    if late is not None and _has_room(late[0]):
+    if late is None:
+        return
+    late[0].ledger.later = 0
+    if _has_room(late[0]):
         late[0].step(late[1])
 
 

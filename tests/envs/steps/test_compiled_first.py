@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -134,3 +135,29 @@ def test_what_the_budget_leaves_no_time_for_is_left_aside(
     assert clock.now < 60.0, "within the budget"
     said = [note for note in result.notes if "left aside" in note]
     assert len(said) == (ms != COMPILED) and all("inductor" in note for note in said)
+
+
+def test_the_search_leaves_time_for_what_is_compiled_meanwhile(network: OpGraph) -> None:
+    """It goes on until no step fits; the code that is there by then is tried all the same."""
+    evaluator = Compiling(50.0)
+
+    class Busy:
+        def run(self, session: Session) -> str:
+            while (reason := session.exhausted()) is None:
+                evaluator.clock.now += 0.5
+            return reason
+
+    result = optimize(fake_task(network, evaluator=evaluator), Busy(), Budget(60.0), clock=evaluator.clock, began=0.0)
+    assert (result.evaluation.ms, result.stopped) == (COMPILED, "seconds") and 50.0 < evaluator.clock.now <= 60.0
+
+
+def test_what_was_submitted_ahead_gets_the_seconds_that_are_left_when_it_is_asked(network: OpGraph) -> None:
+    class Long(Compiling):
+        def submit(self, request: EvaluationRequest) -> Ticket:
+            passed = 1000.0 if self.began is None and self.is_compiled(request.candidates[0]) else 0.0
+            super().submit(request)
+            return Ticket(request, at=time.monotonic() - passed)
+
+    evaluator, search = Long(10.0), GreedySearch(ScriptedPlanner(("stop",)))
+    result = optimize(fake_task(network, evaluator=evaluator), search, clock=evaluator.clock, began=0.0)
+    assert result.evaluation.ms == COMPILED and evaluator.waits[0] > 20.0
