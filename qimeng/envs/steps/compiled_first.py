@@ -22,13 +22,20 @@ STEPS = (Action("launch", (), CUDA_GRAPH), Action("library", (), "inductor"))
 def submit_first(session: Session) -> None:
     """Submit the last of `STEPS` before the start program is judged: an engine may compile it meanwhile.
 
+    Of a computation that is not large, TorchInductor's code alone, which a search may ask for, and which is returned
+    where it turns out faster (`qimeng.envs.steps.compiled_whole`); not to an engine that judges at once what it gets.
+
     Args:
         session: not yet begun.
     """
     task, program, ledger = session.task, session.task.start, session.ledger
-    if task.estimated or not is_large(program) or ledger.budget.evaluations <= len(STEPS):
+    if task.estimated or ledger.budget.evaluations <= len(STEPS):
+        return
+    if not is_large(program) and task.evaluator.at_once > 1:
         return
     for number, action in enumerate(STEPS):
+        if number + 1 < len(STEPS) and not is_large(program):
+            continue
         try:
             check_action(program, action, task.context)
             patch = kind_named(action.kind).apply(program, action, task.context).patch()

@@ -89,6 +89,20 @@ def test_small_computations_and_estimates_go_without(graph: OpGraph, network: Op
     assert run(network if estimated else graph, OfPyTorch(estimated=estimated)).evaluations == 1
 
 
+def test_the_code_of_a_small_computation_is_begun_all_the_same(graph: OpGraph) -> None:
+    class Listening(OfPyTorch):
+        begun = 0
+
+        def submit(self, request: EvaluationRequest) -> Ticket:
+            self.begun += not self.calls and self.is_compiled(request.candidates[0])
+            return super().submit(request)
+
+    for at_once, begun in ((1, 1), (2, 0)):
+        evaluator = Listening()
+        evaluator.at_once = at_once
+        assert (run(graph, evaluator).evaluations, evaluator.begun) == (1, begun)
+
+
 class Compiling(OfPyTorch):
     """TorchInductor's code is there `compiles_s` seconds after it was submitted first; every answer takes 2 s."""
 
