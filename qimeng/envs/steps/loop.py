@@ -150,7 +150,7 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     """
     task, ledger = session.task, session.ledger
     with suppress(KeyboardInterrupt):  # then what was judged as a whole before is the best
-        session.check_time(ledger.longest + ledger.waiting)
+        session.check_time(1)
         _settle_leader(session)
     best = ledger.best or session.state
     candidates = established(best)
@@ -186,7 +186,7 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
         notes.append(f"the program of {len(winner.recipe())} steps failed its own verification: {evaluation.error}")
     if stopped != "interrupted" and not evaluation.unchecked:
         with suppress(KeyboardInterrupt):
-            session.check_time(2 * (ledger.longest + ledger.waiting))
+            session.check_time(2)
             faster = compiled_whole(session, evaluation)
             if not isinstance(faster, str):
                 winner, evaluation = faster

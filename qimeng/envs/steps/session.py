@@ -146,16 +146,18 @@ class Session:
         """Seconds that a final verification takes."""
         return max(self.ledger.longest, self.ledger.final) + self._anew_s()
 
-    def check_time(self, more_s: float = 0.0) -> None:
-        """Called before a final verification.
+    def fits(self, evaluations: int = 0) -> bool:
+        """Whether a final verification is expected to end before the wall limit, so many evaluations before it."""
+        ledger = self.ledger
+        return ledger.wall_left >= evaluations * (ledger.longest + ledger.waiting) + self.final_s() + ledger.waiting
 
-        Args:
-            more_s: seconds that other work takes before it.
+    def check_time(self, evaluations: int = 0) -> None:
+        """Called before a final verification; arguments as for `fits`.
 
         Raises:
-            TimeUp: the wall limit comes sooner than its end is expected.
+            TimeUp: it does not fit.
         """
-        if self.ledger.wall_left < more_s + self.final_s() + self.ledger.waiting:
+        if not self.fits(evaluations):
             raise TimeUp
 
     def _anew_s(self) -> float:
@@ -254,7 +256,8 @@ class Session:
     def settle(self) -> None:
         """Judge the present program as a whole where only its regions were judged; see `qimeng.envs.steps.milestones`.
 
-        Steps that make it wrong are left out, and those after them taken again.
+        Steps that make it wrong are left out, and those after them taken again; all of them are left out where the wall
+        limit leaves no time to look for those at fault.
         """
         for attempt in range(1 + CULPRITS):
             way = unsettled(self.state)
@@ -267,9 +270,10 @@ class Session:
             if found.ok:
                 self._measured(found)
                 return
-            bad, found = (0, found) if attempt == CULPRITS else bisected(way, found, self._judge)
+            looks = attempt < CULPRITS and self.fits(len(way).bit_length() + 1)
+            bad, found = bisected(way, found, self._judge) if looks else (0, found)
             self._refuse(way[bad], found)
-            for state in way[bad + 1 :] if attempt < CULPRITS else ():
+            for state in way[bad + 1 :] if looks else ():
                 if state.record is not None:
                     with suppress(IllegalAction, ReplayError, KeyError):  # it builds on what was left out
                         self._take_again(state.record)
