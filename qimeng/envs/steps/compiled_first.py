@@ -52,6 +52,7 @@ def compiled_first(session: Session) -> tuple[Session, Action] | None:
     """Take `STEPS` on a branch of `session`, where its computation is large and times are measured.
 
     They are taken as long as one more evaluation fits the budget: a final verification that takes longer is worth it.
+    What TorchInductor has not compiled by then is not waited for: the search goes on meanwhile.
 
     Args:
         session: at its start, whose program was judged.
@@ -63,7 +64,7 @@ def compiled_first(session: Session) -> tuple[Session, Action] | None:
     task, start = session.task, session.begin()
     if not is_large(task.start) or start.timing is None or start.timing.estimated:
         return None
-    branch, found = session.fork(), None
+    branch, found = session.fork(library_share=0.0), None
     for action in STEPS:
         if not _has_room(branch):
             return None

@@ -129,7 +129,9 @@ class Compiling(OfPyTorch):
         return super().answer(request)
 
 
-@pytest.mark.parametrize(("compiles_s", "answers", "ms"), [(10.0, 1, COMPILED), (45.0, 2, COMPILED), (90.0, 2, 5.0)])
+@pytest.mark.parametrize(
+    ("compiles_s", "answers", "ms"), [(4.0, 1, COMPILED), (10.0, 2, COMPILED), (45.0, 2, COMPILED), (90.0, 2, 5.0)]
+)
 def test_what_the_budget_leaves_no_time_for_is_left_aside(
     network: OpGraph, compiles_s: float, answers: int, ms: float
 ) -> None:
@@ -165,13 +167,15 @@ def test_the_search_leaves_time_for_what_is_compiled_meanwhile(network: OpGraph)
     assert (result.evaluation.ms, result.stopped) == (COMPILED, "seconds") and 50.0 < evaluator.clock.now <= 60.0
 
 
-def test_what_was_submitted_ahead_gets_the_seconds_that_are_left_when_it_is_asked(network: OpGraph) -> None:
-    class Long(Compiling):
-        def submit(self, request: EvaluationRequest) -> Ticket:
-            passed = 1000.0 if self.began is None and self.is_compiled(request.candidates[0]) else 0.0
-            super().submit(request)
-            return Ticket(request, at=time.monotonic() - passed)
+def test_what_was_submitted_ahead_gets_the_seconds_that_are_left_when_it_is_asked(graph: OpGraph) -> None:
+    """Unless the engine has worked on it since."""
 
-    evaluator, search = Long(10.0), GreedySearch(ScriptedPlanner(("stop",)))
-    result = optimize(fake_task(network, evaluator=evaluator), search, clock=evaluator.clock, began=0.0)
-    assert result.evaluation.ms == COMPILED and evaluator.waits[0] > 20.0
+    class Echo(FakeEvaluator):
+        def answer(self, request: EvaluationRequest) -> Evaluation:
+            return Evaluation(Gate.PASSED, notes=(str(request.library_seconds),))
+
+    task = fake_task(graph, evaluator=(engine := Echo()))
+    for engine.at_once, seconds in ((1, 7.0), (2, 0.0)):
+        old = Ticket(task.request(task.start, library_s=5.0), at=time.monotonic() - 1000.0)
+        found = task.judged(task.start, submitted={old.request.digest: old}, library_s=7.0)
+        assert float(found.notes[0]) == pytest.approx(seconds, abs=1.0)
