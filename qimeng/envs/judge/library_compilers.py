@@ -47,6 +47,7 @@ class LibraryCompilers:
     def __init__(self, mode: str, device: str, folder: Path, threads: int, lock: str):
         self._mode, self._device, self._folder, self._threads, self._lock = mode, device, folder, threads, lock
         self._running: dict[str, threading.Thread] = {}
+        self._began: dict[str, float] = {}
         self._processes: list[Process] = []
         self._made: set[str] = set()
         self._closed = False
@@ -65,7 +66,7 @@ class LibraryCompilers:
                         "path": str(self._folder / digest / FILE),
                     }
                     thread = threading.Thread(target=self._compile, args=(digest, asked), daemon=True)
-                    self._running[digest] = thread
+                    self._running[digest], self._began[digest] = thread, time.monotonic()
                     thread.start()
 
     def wait(self, program: Program, seconds: float) -> bool:
@@ -79,6 +80,10 @@ class LibraryCompilers:
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
+
+    def worked_s(self, program: Program) -> float:
+        """Seconds since the first of what calls of `program` would compile was begun; 0 where nothing was."""
+        return max((time.monotonic() - self._began[d] for d in _compiled(program) if d in self._began), default=0.0)
 
     def files(self, program: Program, cache: str) -> list[str]:
         """What workers that run `program` take over: paths of files in the folder `cache`, which they may read.

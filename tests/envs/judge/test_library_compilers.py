@@ -139,7 +139,7 @@ def test_what_takes_longer_than_there_is_time_for_is_left_aside_and_compiled_on(
     candidate = Candidate(0, large)
     LIBRARY_CODE.prepare(run, [candidate])
     refused = LIBRARY_CODE.check(run, candidate)
-    assert refused is not None and refused.failure == LEFT_ASIDE and "within 0.01 s" in refused.error
+    assert refused is not None and refused.failure == LEFT_ASIDE and "TorchInductor was not done after" in refused.error
     assert compilers.files(large, str(tmp_path)) == []
     server.go.set()
     run.library_left_s = PATIENCE_S
