@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -455,12 +456,18 @@ def test_a_clock_that_cannot_tell_leaves_a_program_without_a_time(evaluator, pro
 
 
 @pytest.mark.parametrize("asked", [Asked.TIMING, Asked.FINAL], ids=["search", "final"])
-def test_only_a_final_verification_waits_for_a_busy_machine(evaluator, program, monkeypatch, asked):
+def test_only_a_final_verification_waits_for_a_busy_machine(evaluator, program, monkeypatch, asked, tmp_path):
+    """Others may measure meanwhile."""
+    lock, other, held = DeviceLock(str(tmp_path / "lock")), DeviceLock(str(tmp_path / "lock")), list[bool]()
+    monkeypatch.setattr(evaluator.turns, "lock", lock)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(sleep=lambda seconds: held.append(other.wanted)))
     busy = [Refusal(Gate.TIMING, NOT_TIMED, "not timed: PyTorch is slower than before")] * (timing.CLOCK_ROUNDS + 1)
     monkeypatch.setattr(timing, "_implausible", lambda *a: busy.pop() if busy else None)
-    monkeypatch.setattr(timing, "BUSY_S", 0.0)
     found = evaluator.evaluate(program, asked=asked)
     assert found.ok is (asked is Asked.FINAL) and bool(busy) is not found.ok
+    assert bool(held) is found.ok and not any(held)
+    lock.close()
+    other.close()
 
 
 def test_a_timed_call_never_has_the_inputs_of_another_and_some_are_of_other_distributions(evaluator, monkeypatch):

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qimeng.device_lock import DeviceLock
 from qimeng.envs.judge import throttle
 from qimeng.envs.judge.gates import timing
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
@@ -99,18 +98,3 @@ def test_what_was_timed_while_the_gpu_was_held_back_is_timed_again(bits, rounds,
         judge.close()
     assert found.ok and len(timed) == rounds, found.error
     assert len(found.notes) == (words is not None) and (words is None or words in found.notes[0])
-
-
-def test_others_may_measure_while_the_gpu_cools_down(tmp_path, monkeypatch):
-    path, held, bits = str(tmp_path / "lock"), list[bool](), [0x40, 0]
-    spec = KernelSpec.from_function(torch.relu, (torch.randn(8, 8),))
-    graph = capture_spec(spec)
-    judge = GpuEvaluator(spec, graph, torch_device="cpu", throttle=lambda: bits[min(len(held), 1)])
-    judge.turns.lock, other = DeviceLock(path), DeviceLock(path)
-    rests = SimpleNamespace(sleep=lambda seconds: held.append(other.wanted))
-    monkeypatch.setattr(timing, "time", rests)
-    try:
-        assert judge.evaluate(Program.start(graph)).ok and held == [False]
-    finally:
-        judge.close()
-        other.close()

@@ -65,14 +65,17 @@ class CredibleTime(GateCheck[GpuRun]):
             turn.enter_context(parts.turns.turn("time", run.clock, alone=True))
             for attempt in range(CLOCK_ROUNDS + (BUSY_ROUNDS if run.thorough else 0)):
                 if attempt >= CLOCK_ROUNDS:
-                    _rest(run, turn, BUSY_S)
+                    turn.close()  # others measure meanwhile, which keeps the device busy but not the host
+                    with run.clock.part("time"):
+                        time.sleep(BUSY_S)
+                    turn.enter_context(parts.turns.turn("time", run.clock, alone=True))
                 with Watch(parts.throttle) as watch:
                     samples, eager = run.rounds(worker, run.clock, run.resets)
                 timing = samples.timing()
                 if watch.slowed:
                     parts.times.forget_eager()
                 if watch.slowed and attempt + 1 < CLOCK_ROUNDS:
-                    _rest(run, turn, COOL_S)
+                    time.sleep(COOL_S)
                     continue
                 beside = eager.timing()
                 before = None if run.may_share else parts.baselines.faster_before(beside)
@@ -119,14 +122,6 @@ class RightWhenTimed(GateCheck[GpuRun]):
         worker = run.holder()
         with run.parts.turns.turn("check", run.clock):
             return refused(Gate.TIMING, run.parts.times.check_timed(worker))
-
-
-def _rest(run: GpuRun, turn: ExitStack, seconds: float) -> None:
-    """Give the turn on the device up for so long: others measure meanwhile."""
-    turn.close()
-    with run.clock.part("time"):
-        time.sleep(seconds)
-    turn.enter_context(run.parts.turns.turn("time", run.clock, alone=True))
 
 
 def _implausible(run: GpuRun, worker: Process, timing: Timing, eager: Timing) -> Refusal | None:
