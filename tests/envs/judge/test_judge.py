@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +14,6 @@ import torch
 from qimeng.device_lock import DeviceLock
 from qimeng.envs.judge import judge_clock as outer_clock
 from qimeng.envs.judge.clock_rule import ROUNDS, Readings, Ruling
-from qimeng.envs.judge.gates import timing
-from qimeng.envs.judge.gates.pipeline import Refusal
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.judge_clock import NOT_TIMED
 from qimeng.envs.judge.verdicts import Verdict
@@ -453,21 +450,6 @@ def test_a_clock_that_cannot_tell_leaves_a_program_without_a_time(evaluator, pro
     assert (found.gate, found.failure, found.timing) == (Gate.TIMING, NOT_TIMED, None)
     assert found.error == "not timed: too busy to tell" and not found.lasting
     assert found.speedup is None
-
-
-@pytest.mark.parametrize("asked", [Asked.TIMING, Asked.FINAL], ids=["search", "final"])
-def test_only_a_final_verification_waits_for_a_busy_machine(evaluator, program, monkeypatch, asked, tmp_path):
-    """Others may measure meanwhile."""
-    lock, other, held = DeviceLock(str(tmp_path / "lock")), DeviceLock(str(tmp_path / "lock")), list[bool]()
-    monkeypatch.setattr(evaluator.turns, "lock", lock)
-    monkeypatch.setattr(timing, "time", SimpleNamespace(sleep=lambda seconds: held.append(other.wanted)))
-    busy = [Refusal(Gate.TIMING, NOT_TIMED, "not timed: PyTorch is slower than before")] * (timing.CLOCK_ROUNDS + 1)
-    monkeypatch.setattr(timing, "_implausible", lambda *a: busy.pop() if busy else None)
-    found = evaluator.evaluate(program, asked=asked)
-    assert found.ok is (asked is Asked.FINAL) and bool(busy) is not found.ok
-    assert bool(held) is found.ok and not any(held)
-    lock.close()
-    other.close()
 
 
 def test_a_timed_call_never_has_the_inputs_of_another_and_some_are_of_other_distributions(evaluator, monkeypatch):
