@@ -173,6 +173,7 @@ def run_task(
     store: Store | None = None,
     on_step: Callable[[Progress], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    waited: Callable[[], float] = lambda: 0.0,
 ) -> Result:
     """Optimize a task beside its baselines; `plan_and_code` and the benchmarks (`qimeng.bench.measure`) both end here.
 
@@ -186,6 +187,8 @@ def run_task(
         store: where every attempt is recorded.
         on_step: called with what is going on.
         clock: seconds, monotonic.
+        waited: tells how many of them the judge has waited for a device that others use; they do not count against
+            `Budget.seconds`.
 
     Raises:
         ValueError: torch.compile has no such mode.
@@ -198,7 +201,7 @@ def run_task(
     modes, compile_seconds = compiled
     check_modes(modes)
     task = replace(task, options=FinalOptions(tuple(modes), compile_seconds, check_tools(sanitize)))
-    return optimize(task, search, budget, store, on_step, clock, began)
+    return optimize(task, search, budget, store, on_step, clock, began, waited)
 
 
 __all__ = ["check_options", "plan_and_code", "run_task"]

@@ -154,6 +154,7 @@ def run(
                 device=device or None,
                 coder=writer,
                 answers=out.with_suffix(".sqlite") if writer.free_hand else None,
+                limit_s=options.limit_s,
             ),
             options,
             out,

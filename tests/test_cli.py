@@ -244,6 +244,7 @@ def test_a_folder_of_problems_is_a_benchmark(tmp_path: Path, monkeypatch: pytest
     assert [p.id for p in some] == ["two"] and [p.id for p in all_of_it] == ["one", "two"]
     assert (own.keywords["settings"].dtype, own.keywords["settings"].mode) == ("own", "own")
     assert half.keywords["settings"].dtype == "float16"
+    assert own.keywords["limit_s"] == 35.0 + 60.0 + 120.0, "what the harness gives a problem"
 
 
 def test_a_benchmark_of_a_model_keeps_its_answers_beside_the_rows(

@@ -6,6 +6,7 @@ process of the harness, or wherever it is called.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -35,6 +36,10 @@ FINAL_S = 6.0
 """Seconds of a problem's budget kept for what the final verification takes longer than an evaluation: a cold compiler
 cache, every distribution, five rounds of timing."""
 
+RESERVE_S = 10.0
+"""Seconds before the end of a problem's wall-clock time at which its search and verification have to be over: to start
+a process anew, end those of the judge and send the row."""
+
 
 def prepare(problem: Problem, dtype: str = "float32", modes: int = 0) -> Facts:
     """What `survey` says of `problem`, in a process that will measure on a GPU.
@@ -56,6 +61,7 @@ def measure(
     device: str | None = None,
     coder: Coder | None = None,
     answers: Path | None = None,
+    limit_s: float = math.inf,
 ) -> Row:
     """Optimize one problem and return its row; a failure of the library or of the problem is a row with the error.
 
@@ -66,6 +72,8 @@ def measure(
         coder: the coder, if its name in `settings` is not enough. Its budget is for this problem.
         answers: store of a model's answers, so that none is paid for twice. Evaluations are always new, and no problem
             sees patches of others.
+        limit_s: wall-clock seconds after which the problem is given up, waiting included; all is over `RESERVE_S`
+            before, with what is verified by then.
 
     Raises:
         DeviceError: an unknown device.
@@ -91,10 +99,12 @@ def measure(
         judge = task.evaluator
         capture = time.monotonic() - began - sum(judge.report.seconds.values())
         budget = Budget(
-            max(settings.seconds - FINAL_S, settings.seconds / 2), settings.evaluations or Budget.evaluations
+            max(settings.seconds - FINAL_S, settings.seconds / 2),
+            settings.evaluations or Budget.evaluations,
+            wall_seconds=limit_s - RESERVE_S,
         )
         with within(settings.seconds):
-            result = run_task(task, search, budget, began, compiled, clock=_own_seconds(judge))
+            result = run_task(task, search, budget, began, compiled, waited=_waited(judge))
         wall = time.monotonic() - began
         seconds = split(wall, capture, judge.report.seconds or seconds_of(result))
         row = replace(_with_result(row, result), seconds=seconds)
@@ -115,9 +125,9 @@ def measure(
     return _timed(row, began)
 
 
-def _own_seconds(judge: Evaluator) -> Callable[[], float]:
-    """A clock that stops while others hold the GPU, so that sharing it does not change the results."""
-    return lambda: time.monotonic() - judge.report.seconds.get("wait", 0.0)
+def _waited(judge: Evaluator) -> Callable[[], float]:
+    """Tells how long others have held the GPU, which does not count, so that sharing it does not change the results."""
+    return lambda: judge.report.seconds.get("wait", 0.0)
 
 
 def _denied(agrees: bool | None) -> bool | None:

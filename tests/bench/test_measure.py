@@ -1,16 +1,21 @@
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from qimeng.api import run_task
+from qimeng.bench import measure as measured
 from qimeng.bench.measure import measure, step_rows
 from qimeng.bench.row import Row, Settings
 from qimeng.bench.suite import Problem, SpecFile
 from qimeng.coder.llm.coder import LLMCoder
 from qimeng.envs.steps import setup
-from qimeng.envs.steps.state import Attempt
+from qimeng.envs.steps.result import Result
+from qimeng.envs.steps.state import Attempt, Budget
+from qimeng.envs.steps.time_up import TimeUp
 from qimeng.interfaces import (
     Action,
     EngineReport,
@@ -148,6 +153,26 @@ def test_baselines_come_from_the_final_verification(tmp_path: Path, monkeypatch:
     assert seconds["baselines"] == 0.002 and wall <= total + 0.002
     assert sum(seconds.values()) == pytest.approx(wall, abs=0.01)
     assert Row.from_json(row.to_json()) == row
+
+
+def test_a_row_is_there_before_the_problem_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets: list[Budget] = []
+
+    class Waiting(MeasuringFake):
+        def verify(self, program: Program) -> Evaluation:
+            raise TimeUp  # while it waits for the GPU
+
+    def run(*arguments: Any, **options: Any) -> Result:
+        budgets.append(arguments[2])
+        assert options["waited"]() == 0.0
+        return run_task(*arguments, **options)
+
+    monkeypatch.setattr(setup, "make_evaluator", lambda spec, start, context, **unused: Waiting())
+    monkeypatch.setattr(measured, "run_task", run)
+    row = measure(problem(tmp_path), SETTINGS, device="h200", limit_s=90.0)
+    assert [budget.wall_seconds for budget in budgets] == [90.0 - measured.RESERVE_S]
+    assert row.error is None and row.right and row.speedup == 1.0
+    assert any("right in the search" in note and "no time for a final verification" in note for note in row.notes)
 
 
 def test_gains_are_over_the_program_a_step_was_applied_to() -> None:

@@ -125,6 +125,7 @@ class GpuEvaluator(SerialEvaluator):
         clock: wall seconds, for `Evaluation.seconds`.
         beside: judges like this one that are open at a time; they share the memory that is for trials.
         compiled: torch.compile's programs, where some were begun before (`begin_compiled`); it is closed with this.
+        libraries: of another judge on this device, which closes them: what that has compiled is there.
 
     Raises:
         DeviceError: PyTorch's own run of the specification needs more memory than is free on the device.
@@ -162,6 +163,7 @@ class GpuEvaluator(SerialEvaluator):
         clock: Callable[[], float] = now_seconds,
         beside: int = 1,
         compiled: TorchCompile | None = None,
+        libraries: LibraryCompilers | None = None,
     ):
         self.spec = spec
         self.graph, self.clock, self.timeout_s, self.trials = graph, clock, timeout_s, trials
@@ -186,7 +188,8 @@ class GpuEvaluator(SerialEvaluator):
         self.compiled = compiled or TorchCompile(
             self._setup, self.draw_seed, timeout_s, self.compile_threads, self.turns.path, spec.is_long
         )
-        self.libraries = LibraryCompilers(
+        self._owns_libraries = libraries is None
+        self.libraries = libraries or LibraryCompilers(
             spec.mode, str(self.torch_device), self.folder / "libraries", self.compile_threads, self.turns.path
         )
         self._cache = self._new_cache()
@@ -413,7 +416,7 @@ class GpuEvaluator(SerialEvaluator):
             trials=lambda: self.references.trials(self.trials),
             rounds=self.times.search,
             economize=economize,
-            library_s=COMPILE_S if request.library_seconds is None else min(COMPILE_S, request.library_seconds),
+            library_s=COMPILE_S if request.library_seconds is None else request.library_seconds,
         )
 
     def _judged(self, run: GpuRun, gates: Pipeline[GpuRun]) -> Evaluation:
@@ -438,7 +441,8 @@ class GpuEvaluator(SerialEvaluator):
     def _end(self) -> None:
         self.workers.stop()
         self.compiled.close()
-        self.libraries.close()
+        if self._owns_libraries:
+            self.libraries.close()
         self.baselines_process.close()
         self.workers.close()
         remove_folder(self.folder)

@@ -8,6 +8,7 @@ that fails, a worker compiles by itself.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -18,14 +19,16 @@ from typing import Any
 from qimeng.envs.judge.torch_compile import cache_folder, compile_server
 from qimeng.envs.workers.compile import job_of
 from qimeng.envs.workers.forkserver import START_S, Process, WorkerFailed
+from qimeng.graph.ops import LAYERS
 from qimeng.graph.region import Region
-from qimeng.library import COMPILE_S, call_of, compiles
+from qimeng.library import call_of, compiles
 from qimeng.library.base import heavy
 from qimeng.library.inductor import Inductor
 from qimeng.program.program import Implementation, Program
 
-LEAST = 32
-"""Operators of a region from which on it is compiled here: what is quickly compiled, a worker compiles by itself."""
+LEAST = 8
+"""Operators of a region from which on it is compiled here. A worker compiles less by itself, once for each process, and
+holds the device meanwhile: others that wait to measure wait for it. A process of its own takes seconds to start."""
 FILE = "torchinductor"
 """Name of the file, in a folder named by the implementation's digest."""
 
@@ -44,6 +47,7 @@ class LibraryCompilers:
     def __init__(self, mode: str, device: str, folder: Path, threads: int, lock: str):
         self._mode, self._device, self._folder, self._threads, self._lock = mode, device, folder, threads, lock
         self._running: dict[str, threading.Thread] = {}
+        self._began: dict[str, float] = {}
         self._processes: list[Process] = []
         self._made: set[str] = set()
         self._closed = False
@@ -62,7 +66,7 @@ class LibraryCompilers:
                         "path": str(self._folder / digest / FILE),
                     }
                     thread = threading.Thread(target=self._compile, args=(digest, asked), daemon=True)
-                    self._running[digest] = thread
+                    self._running[digest], self._began[digest] = thread, time.monotonic()
                     thread.start()
 
     def wait(self, program: Program, seconds: float) -> bool:
@@ -76,6 +80,10 @@ class LibraryCompilers:
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
+
+    def worked_s(self, program: Program) -> float:
+        """Seconds since the first of what calls of `program` would compile was begun; 0 where nothing was."""
+        return max((time.monotonic() - self._began[d] for d in _compiled(program) if d in self._began), default=0.0)
 
     def files(self, program: Program, cache: str) -> list[str]:
         """What workers that run `program` take over: paths of files in the folder `cache`, which they may read.
@@ -109,7 +117,7 @@ class LibraryCompilers:
             if self._closed:
                 process.kill(wait=False)
             process.call("ready", START_S)
-            made, _ = process.call("compile", COMPILE_S, **asked)
+            made, _ = process.call("compile", math.inf, **asked)  # until this is closed
             if made:
                 self._made.add(digest)
         except WorkerFailed:
@@ -129,11 +137,16 @@ def _compiled(program: Program) -> dict[str, tuple[Region, Implementation, Induc
     found: dict[str, tuple[Region, Implementation, Inductor]] = {}
     for region in () if program.fallback else program.called:
         implementation = program.implementation(region)
-        if not compiles(implementation) or len(heavy(region)) < LEAST:
+        if not compiles(implementation):
             continue
-        if isinstance(call := call_of(region, implementation), Inductor):
+        if isinstance(call := call_of(region, implementation), Inductor) and _takes_long(region, call):
             found[implementation.digest] = region, implementation, call
     return found
+
+
+def _takes_long(region: Region, call: Inductor) -> bool:
+    """Whether TorchInductor takes more than a few seconds: many kernels, loops that it unrolls, candidates to time."""
+    return len(heavy(region)) >= LEAST or bool(call.mode) or any(node.packet in LAYERS for node in region.ops)
 
 
 __all__ = ["LibraryCompilers", "parameters_of"]

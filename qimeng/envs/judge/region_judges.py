@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 
 from qimeng.envs.judge.region_spec import RegionSpec, region_spec
+from qimeng.envs.judge.time_spent import now_seconds
 from qimeng.errors import IllegalAction, QimengError
 from qimeng.graph.region import Region
 from qimeng.interfaces import (
@@ -67,7 +68,7 @@ class RegionJudges(SerialEvaluator):
         self.version, self.estimated = whole.version, whole.estimated
         self._open: OrderedDict[str, tuple[RegionSpec, Evaluator]] = OrderedDict()
         self._refused: dict[str, str] = {}
-        self._closed: dict[str, float] = {}
+        self._spent: dict[str, float] = {}  # by judges that are closed, and while turns were waited for
 
     @property
     def name(self) -> str:
@@ -78,7 +79,7 @@ class RegionJudges(SerialEvaluator):
     def report(self) -> EngineReport:
         """That of the judge of the whole, with the seconds of the judges of regions."""
         seconds = dict(self.whole.report.seconds)
-        for spent in (self._closed, *(judge.report.seconds for _, judge in self._open.values())):
+        for spent in (self._spent, *(judge.report.seconds for _, judge in self._open.values())):
             for part, value in spent.items():
                 seconds[part] = seconds.get(part, 0.0) + value
         return replace(self.whole.report, seconds=seconds)
@@ -133,7 +134,9 @@ class RegionJudges(SerialEvaluator):
             while len(self._open) >= OPEN:
                 self._close_oldest()
             try:
+                began = now_seconds()
                 with self.turn():
+                    self._add("wait", now_seconds() - began)
                     alone = region_spec(self.spec, program, region, self.device, self._reference)
                 if self.device == "cuda":
                     torch.cuda.empty_cache()
@@ -148,7 +151,10 @@ class RegionJudges(SerialEvaluator):
         _, (_, judge) = self._open.popitem(last=False)
         judge.close()
         for part, value in judge.report.seconds.items():
-            self._closed[part] = self._closed.get(part, 0.0) + value
+            self._add(part, value)
+
+    def _add(self, part: str, seconds: float) -> None:
+        self._spent[part] = self._spent.get(part, 0.0) + seconds
 
 
 __all__ = ["MANY_REGIONS", "OPEN", "RegionJudges"]

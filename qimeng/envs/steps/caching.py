@@ -86,7 +86,6 @@ class CachingEvaluator(Evaluator):
         found = (self.store.evaluation(self.conditions, *self._key(each)) for each in asked)
         known = next((evaluation for evaluation in found if evaluation is not None), None)
         if known is not None:
-            self.hits += 1
             return _Ticket(request, known)
         return _Ticket(request, inner=self.evaluator.submit(request))
 
@@ -97,6 +96,7 @@ class CachingEvaluator(Evaluator):
             if not isinstance(ticket, _Ticket):
                 raise RequestError("a ticket of another evaluator")
             if ticket.known is not None:
+                self.hits += 1
                 yield ticket, ticket.known
             elif ticket.inner is not None:
                 waiting[ticket.inner] = ticket

@@ -22,13 +22,20 @@ STEPS = (Action("launch", (), CUDA_GRAPH), Action("library", (), "inductor"))
 def submit_first(session: Session) -> None:
     """Submit the last of `STEPS` before the start program is judged: an engine may compile it meanwhile.
 
+    Of a computation that is not large, TorchInductor's code alone, which a search may ask for, and which is returned
+    where it turns out faster (`qimeng.envs.steps.compiled_whole`); not to an engine that judges at once what it gets.
+
     Args:
         session: not yet begun.
     """
     task, program, ledger = session.task, session.task.start, session.ledger
-    if task.estimated or not is_large(program) or ledger.budget.evaluations <= len(STEPS):
+    if task.estimated or ledger.budget.evaluations <= len(STEPS):
+        return
+    if not is_large(program) and task.evaluator.at_once > 1:
         return
     for number, action in enumerate(STEPS):
+        if number + 1 < len(STEPS) and not is_large(program):
+            continue
         try:
             check_action(program, action, task.context)
             patch = kind_named(action.kind).apply(program, action, task.context).patch()
@@ -45,17 +52,19 @@ def compiled_first(session: Session) -> tuple[Session, Action] | None:
     """Take `STEPS` on a branch of `session`, where its computation is large and times are measured.
 
     They are taken as long as one more evaluation fits the budget: a final verification that takes longer is worth it.
+    What TorchInductor has not compiled by then is not waited for: the search goes on meanwhile.
 
     Args:
         session: at its start, whose program was judged.
 
     Returns:
-        The branch and its last step, where that was left aside because TorchInductor is still at work.
+        The branch and its last step, where that was left aside because TorchInductor is still at work. The search
+        leaves time for it (`Ledger.later`).
     """
     task, start = session.task, session.begin()
     if not is_large(task.start) or start.timing is None or start.timing.estimated:
         return None
-    branch, found = session.fork(), None
+    branch, found = session.fork(library_share=0.0), None
     for action in STEPS:
         if not _has_room(branch):
             return None
@@ -64,16 +73,24 @@ def compiled_first(session: Session) -> tuple[Session, Action] | None:
         except IllegalAction:
             continue
         found = branch.step(action).evaluation
-    return (branch, action) if found is not None and found.failure == LEFT_ASIDE else None
+    if found is None or found.failure != LEFT_ASIDE:
+        return None
+    session.ledger.later = 1
+    return branch.fork(library_share=1.0), action
 
 
 def compiled_last(late: tuple[Session, Action] | None) -> None:
     """Take the step that was left aside, after the search, where there is room: its code may be there by now.
 
+    TorchInductor gets all that is left beside that step and the final verification.
+
     Args:
         late: what `compiled_first` returned.
     """
-    if late is not None and _has_room(late[0]):
+    if late is None:
+        return
+    late[0].ledger.later = 0
+    if _has_room(late[0]):
         late[0].step(late[1])
 
 

@@ -25,6 +25,7 @@ from qimeng.envs.steps.second_best import Repairs
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget, Progress, State
 from qimeng.envs.steps.task import Task
+from qimeng.envs.steps.time_up import TimeUp, time_up_after
 from qimeng.errors import IllegalAction, PlannerFault, QimengError
 from qimeng.interfaces import Action, Asked, Evaluation, Gate, Planner
 from qimeng.plugins import where
@@ -54,10 +55,12 @@ def optimize(
     on_step: Callable[[Progress], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
     began: float | None = None,
+    waited: Callable[[], float] = lambda: 0.0,
 ) -> Result:
     """Improve `task.start` step by step and return the best program that passes the final verification.
 
-    Ctrl-C ends the search early; the best program so far is still verified and returned. Whatever search follows, what
+    Ctrl-C ends the search early; the best program so far is still verified and returned. So does a wall limit
+    (`Budget.wall_seconds`) that comes while something waits for the device. Whatever search follows, what
     PyTorch offers for a large computation is tried first (`qimeng.envs.steps.compiled_first`), and a program of very
     many regions is made a small one (`qimeng.actions.cluster`).
 
@@ -69,8 +72,20 @@ def optimize(
         on_step: called with what is going on.
         clock: seconds, monotonic.
         began: the clock's time when the budget's seconds began; now by default.
+        waited: tells how many of the clock's seconds the judge has waited for a device that others use; they do not
+            count against the budget's seconds.
     """
-    session = Session(task, budget, store, on_step, clock, began)
+    session = Session(task, budget, store, on_step, clock, began, waited)
+    try:
+        with time_up_after(session.ledger.wall_left):
+            return _optimized(session, search)
+    except TimeUp:  # where nothing can be made of it: before anything was judged, for one
+        return _out_of_time(session, session.state, [])
+
+
+def _optimized(session: Session, search: Search) -> Result:
+    """The phases in order."""
+    task = session.task
     if task.start.fallback:
         return finish_opaque(session)
     failed: tuple[str, ...] = ()
@@ -83,6 +98,9 @@ def optimize(
             session.step(CLUSTER)
         stopped = search.run(session)
         compiled_last(late)
+    except TimeUp:
+        stopped = "seconds"
+        session.tell("interrupted", "the wall-clock limit has come: the search ends")
     except KeyboardInterrupt:
         stopped = "interrupted"
         session.tell(
@@ -131,10 +149,12 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     another way to write its last kernel is (`qimeng.envs.steps.second_best`). Where that fails too, or is timed slower
     than the candidate before it, that one is next. Where torch.compile, timed beside it, is faster, its
     code is taken (`qimeng.envs.steps.compiled_whole`). Where nothing else passes, or what passes runs on PyTorch alone,
-    the computation is returned as its author wrote it; at once, where the search was interrupted before.
+    the computation is returned as its author wrote it; at once, where the search was interrupted before, or where the
+    wall limit leaves no time to verify (`Session.check_time`).
     """
     task, ledger = session.task, session.ledger
     with suppress(KeyboardInterrupt):  # then what was judged as a whole before is the best
+        session.check_time(1)
         _settle_leader(session)
     best = ledger.best or session.state
     candidates = established(best)
@@ -147,6 +167,7 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
         for number in range(len(candidates) - 1, -1, -1):
             winner = candidates[number]
             parent = candidates[number - 1] if number else None
+            session.check_time()
             session.tell("final", f"verify the program of {len(winner.recipe())} steps in a fresh process")
             evaluation = _verified(session, winner, notes)
             problem = refusal(evaluation, parent.evaluation if parent else None)
@@ -156,6 +177,8 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
             if evaluation.failure == "wrong" and (repaired := repairs.of(winner, parent)) is not None:
                 winner, evaluation = repaired
                 break
+    except TimeUp:
+        return _out_of_time(session, winner, notes)
     except KeyboardInterrupt:
         evaluation = winner.evaluation or Evaluation(Gate.WRITE, "interrupted before it was judged", "interrupted")
         if not winner.program.on_pytorch:  # what came after it was refused
@@ -167,6 +190,7 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
         notes.append(f"the program of {len(winner.recipe())} steps failed its own verification: {evaluation.error}")
     if stopped != "interrupted" and not evaluation.unchecked:
         with suppress(KeyboardInterrupt):
+            session.check_time(2)
             faster = compiled_whole(session, evaluation)
             if not isinstance(faster, str):
                 winner, evaluation = faster
@@ -199,6 +223,17 @@ def _why_as_written(session: Session, stopped: str) -> list[str]:
         return []
     took = f"one step and the final verification were expected to take {session.needed_s():.0f} s, more than was left"
     return [f"no step was begun: {took}; give more seconds"]
+
+
+def _out_of_time(session: Session, winner: State, notes: list[str]) -> Result:
+    """The computation as it was written, since there was no time to verify `winner` in a fresh process."""
+    seen = session.ledger.start or Evaluation(Gate.WRITE, "there was no time to judge it: give more seconds", "timeout")
+    note = "there was no time for a final verification, so it is returned as it was written; give more seconds"
+    if not winner.program.on_pytorch and winner.evaluation is not None:
+        found = f"a program of {len(winner.recipe())} steps, right in the search, took {winner.evaluation.timing}"
+        note = f"{found}, and {note}"
+    seen = replace(seen, seconds={})  # which count for the search
+    return _as_written(session, seen, "seconds", [*notes, note])
 
 
 def _settle_leader(session: Session) -> None:

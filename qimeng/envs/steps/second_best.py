@@ -38,8 +38,12 @@ class Repairs:
             parent: the state that a repair has to be faster than.
         """
         session = self._session
+        if not session.fits(1):
+            return None
         for other in islice(_other_ways(session, refused), self._left):
             self._left -= 1
+            if not session.fits():
+                return None
             session.tell("final", "verify another way to write its last kernel")
             found = session.task.judged(other.program, asked=Asked.FINAL)
             problem = refusal(found, parent.evaluation if parent else None)

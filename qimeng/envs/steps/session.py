@@ -31,6 +31,7 @@ from qimeng.envs.steps.state import FINAL, STOP, Attempt, Budget, Ledger, Progre
 from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, order_actions, within_limit
+from qimeng.envs.steps.time_up import TimeUp
 from qimeng.errors import CoderError, FamilyFault, IllegalAction, KindFault, PlannerFault, QimengError, ReplayError
 from qimeng.interfaces import Action, Asked, Evaluation, Gate, Observation, Patch, Request, Scope, Step
 from qimeng.program.program import Program
@@ -50,6 +51,8 @@ class Session:
         on_step: called with what is going on.
         clock: seconds, monotonic.
         began: the clock's time when the budget's seconds began; now by default.
+        waited: tells how many of the clock's seconds the judge has waited for a device that others use; they do not
+            count against the budget's seconds.
 
     Attributes:
         state: where this branch stands.
@@ -65,22 +68,24 @@ class Session:
         on_step: Callable[[Progress], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         began: float | None = None,
+        waited: Callable[[], float] = lambda: 0.0,
     ):
         self.task, self.store, self.on_step = task, store, on_step
-        self.ledger = Ledger(budget or Budget(), clock, clock() if began is None else began)
+        self.ledger = Ledger(budget or Budget(), clock, clock() if began is None else began, waited)
         self.state = State(task.start)
         self.cut = 0
-        self._library_least_s = 0.0
+        self._library_least_s, self._library_share = 0.0, 0.5
 
-    def fork(self, library_least_s: float = 0.0) -> Session:
+    def fork(self, library_least_s: float = 0.0, library_share: float = 0.5) -> Session:
         """A branch: a state of its own, budget and best program shared.
 
         Args:
             library_least_s: seconds that a library may take to compile a patch of the branch, even where the budget
                 leaves less.
+            library_share: share of what is left beside a step and the final verification that it may take.
         """
         branch = copy.copy(self)
-        branch._library_least_s = library_least_s
+        branch._library_least_s, branch._library_share = library_least_s, library_share
         return branch
 
     def clone(self) -> Session:
@@ -120,15 +125,40 @@ class Session:
         """Seconds that a library may take to compile the patch of a step; None for a budget without end.
 
         Half of what is left beside that step and the final verification: the search goes on with the other half. A
-        branch may be given more (`fork`).
+        branch may be given more (`fork`), as far as the wall limit allows.
         """
-        spare = self.ledger.seconds_left - self.needed_s()
-        return None if math.isinf(spare) else max(spare / 2, self._library_least_s)
+        ledger, needed = self.ledger, self.needed_s()
+        spare = ledger.seconds_left - needed
+        if math.isinf(spare):
+            return None
+        least = min(self._library_least_s, ledger.wall_left - 2 * ledger.waiting - needed)
+        return max(spare * self._library_share, least, 0.0)
 
     def needed_s(self) -> float:
-        """Seconds that one more step and the final verification take."""
+        """Seconds that all takes which still has its place, in this order: one more step is begun only if it fits.
+
+        That step, those that are left for after the search, the final verification.
+        """
         ledger = self.ledger
-        return ledger.writing + ledger.longest + max(ledger.longest, ledger.final) + self._anew_s()
+        return ledger.writing + (1 + ledger.later) * ledger.longest + self.final_s()
+
+    def final_s(self) -> float:
+        """Seconds that a final verification takes."""
+        return max(self.ledger.longest, self.ledger.final) + self._anew_s()
+
+    def fits(self, evaluations: int = 0) -> bool:
+        """Whether a final verification is expected to end before the wall limit, so many evaluations before it."""
+        ledger = self.ledger
+        return ledger.wall_left >= evaluations * (ledger.longest + ledger.waiting) + self.final_s() + ledger.waiting
+
+    def check_time(self, evaluations: int = 0) -> None:
+        """Called before a final verification; arguments as for `fits`.
+
+        Raises:
+            TimeUp: it does not fit.
+        """
+        if not self.fits(evaluations):
+            raise TimeUp
 
     def _anew_s(self) -> float:
         """Seconds that a library takes in the final verification of the best program to compile it again."""
@@ -226,7 +256,8 @@ class Session:
     def settle(self) -> None:
         """Judge the present program as a whole where only its regions were judged; see `qimeng.envs.steps.milestones`.
 
-        Steps that make it wrong are left out, and those after them taken again.
+        Steps that make it wrong are left out, and those after them taken again; all of them are left out where the wall
+        limit leaves no time to look for those at fault.
         """
         for attempt in range(1 + CULPRITS):
             way = unsettled(self.state)
@@ -239,9 +270,10 @@ class Session:
             if found.ok:
                 self._measured(found)
                 return
-            bad, found = (0, found) if attempt == CULPRITS else bisected(way, found, self._judge)
+            looks = attempt < CULPRITS and self.fits(len(way).bit_length() + 1)
+            bad, found = bisected(way, found, self._judge) if looks else (0, found)
             self._refuse(way[bad], found)
-            for state in way[bad + 1 :] if attempt < CULPRITS else ():
+            for state in way[bad + 1 :] if looks else ():
                 if state.record is not None:
                     with suppress(IllegalAction, ReplayError, KeyError):  # it builds on what was left out
                         self._take_again(state.record)
@@ -424,10 +456,12 @@ class Session:
         for known in (alone, subject):
             if ledger.settled(known):
                 return ledger.known[known]
-        began = ledger.clock()
+        began, waited = ledger.clock(), ledger.waited()
         library_s = None if patch is None else self.library_s()  # without a patch, it is there or was compiled before
         evaluation = self.task.judged(program, patch, asked, ledger.submitted, library_s)
-        took = ledger.clock() - began
+        waited = ledger.waited() - waited
+        took = ledger.clock() - began - waited
+        ledger.waiting = max(ledger.waiting, waited)
         if patch is not None and (patch.others or warms_up(patch.apply(program, evaluation.chosen))):
             spent = evaluation.seconds  # later programs have most of these kernels
             took -= min(took, spent.get("compile", 0.0) + spent.get("library", 0.0))

@@ -25,6 +25,7 @@ from qimeng.store import Conditions, Store
 if TYPE_CHECKING:
     import torch
 
+    from qimeng.envs.judge.library_compilers import LibraryCompilers
     from qimeng.envs.judge.region_spec import RegionSpec
     from qimeng.envs.judge.torch_compile import TorchCompile
     from qimeng.envs.workers.local_pool import LocalPool
@@ -209,7 +210,12 @@ def _compiled_ahead(spec: KernelSpec, modes: Sequence[str], limit_s: float) -> T
 
 
 def make_evaluator(
-    spec: KernelSpec, start: Program, context: Context, beside: int = 1, compiled: TorchCompile | None = None
+    spec: KernelSpec,
+    start: Program,
+    context: Context,
+    beside: int = 1,
+    compiled: TorchCompile | None = None,
+    libraries: LibraryCompilers | None = None,
 ) -> Evaluator:
     """The GPU of this machine as judge where `context.device` is that one, else the analytic model.
 
@@ -219,6 +225,7 @@ def make_evaluator(
         context: device, coder and precision mode.
         beside: judges that are open at a time, each with its part of the memory.
         compiled: torch.compile's programs, where some were begun before.
+        libraries: those of another judge on this device, shared with it.
 
     Raises:
         CoderError: the coder has a free hand (a language model), and nothing here keeps what it writes from files.
@@ -230,18 +237,24 @@ def make_evaluator(
     if context.device.measured:
         from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 
-        return GpuEvaluator(spec, start.graph, device=context.device, beside=beside, compiled=compiled)
+        return GpuEvaluator(
+            spec, start.graph, device=context.device, beside=beside, compiled=compiled, libraries=libraries
+        )
     from qimeng.envs.estimate.estimator import EstimatingEvaluator
 
     return EstimatingEvaluator(spec, context.device, coder=context.coder)
 
 
 def region_judges(whole: Evaluator, spec: KernelSpec, context: Context) -> Evaluator:
-    """`whole`, the judge of `spec` that `make_evaluator` made, with judges of its regions beside it."""
+    """`whole`, the judge of `spec` that `make_evaluator` made, with judges of its regions beside it.
+
+    What TorchInductor has compiled for a region is there for the whole program as well.
+    """
     from qimeng.envs.judge.region_judges import OPEN, RegionJudges
 
     def make(alone: RegionSpec) -> Evaluator:
-        return make_evaluator(alone.spec, alone.program, context, beside=OPEN)
+        libraries = getattr(whole, "libraries", None)
+        return make_evaluator(alone.spec, alone.program, context, beside=OPEN, libraries=libraries)
 
     if not context.device.measured:
         return RegionJudges(whole, spec, make, "cpu")

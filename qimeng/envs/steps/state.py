@@ -5,6 +5,7 @@ Deals in plain data. Knows nothing about how a step is taken (`qimeng.envs.steps
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -31,16 +32,21 @@ class Budget:
     """What an optimization may use; it ends with whichever is used up first.
 
     Attributes:
-        seconds: wall-clock seconds, the final verification included as far as it can be foreseen.
+        seconds: wall-clock seconds, the final verification included as far as it can be foreseen. Waiting for a device
+            that others use does not count where the session is told of it (`Ledger.waited`).
         evaluations: programs sent to the judge before the final verification, the start program included.
         steps: steps of one trajectory.
         repairs: times that a coder may repair one refused patch.
+        wall_seconds: wall-clock seconds after which all has to be over, waiting included; infinite for a search that
+            nobody ends. What does not fit is not begun, and what is not over then is ended
+            (`qimeng.envs.steps.time_up`).
     """
 
     seconds: float = 60.0
     evaluations: int = 40
     steps: int = 64
     repairs: int = 2
+    wall_seconds: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -174,10 +180,14 @@ class Ledger:
 
     Attributes:
         budget: what may be used.
-        clock: seconds, monotonic.
+        clock: wall seconds, monotonic.
         began: when the search began.
+        waited: tells how many of them the judge has waited for a device that others use; such seconds do not count
+            against `Budget.seconds`.
         evaluations: programs sent to the judge.
         longest: seconds of the longest evaluation after the first.
+        waiting: seconds that one evaluation has waited at most.
+        later: steps that are taken after the search, for which it leaves time (`qimeng.envs.steps.compiled_first`).
         writing: seconds that the coder took longest.
         final: seconds that a final verification takes, by what the first evaluation took; 0 where later ones show it.
         known: evaluations of this search by what was judged; asking again is free, except after an accident.
@@ -200,8 +210,11 @@ class Ledger:
     budget: Budget
     clock: Callable[[], float]
     began: float
+    waited: Callable[[], float] = lambda: 0.0
     evaluations: int = 0
     longest: float = 0.0
+    waiting: float = 0.0
+    later: int = 0
     writing: float = 0.0
     final: float = 0.0
     known: dict[str, Evaluation] = field(default_factory=dict)
@@ -220,8 +233,20 @@ class Ledger:
 
     @property
     def seconds_left(self) -> float:
-        """Wall-clock seconds left of the budget."""
-        return self.budget.seconds - (self.clock() - self.began)
+        """Seconds left to work: of the budget, or until the wall limit where that comes first.
+
+        Until the wall limit, one step and the final verification are expected to wait as long as any evaluation did.
+        """
+        passed = self.clock() - self.began
+        in_budget = self.budget.seconds - (passed - self.waited())
+        return min(in_budget, self.budget.wall_seconds - passed - 2 * self.waiting)
+
+    @property
+    def wall_left(self) -> float:
+        """Wall-clock seconds until all has to be over."""
+        if math.isinf(self.budget.wall_seconds):
+            return math.inf
+        return self.budget.wall_seconds - (self.clock() - self.began)
 
     def clone(self) -> Ledger:
         """An independent copy."""

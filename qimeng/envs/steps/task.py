@@ -115,7 +115,9 @@ class Task:
             program: the program.
             patch: on it.
             asked: what is asked.
-            submitted: tickets by the digest of their request; one for this request is taken out and gathered.
+            submitted: tickets by the digest of their request; one for this request is taken out and gathered. An engine
+                that answers one request at a time was only told ahead what will be asked: it is asked anew, with the
+                seconds that there are now.
             library_s: seconds that a library may take to compile what is new in it; None for the judge's own limit.
 
         Raises:
@@ -124,7 +126,8 @@ class Task:
         """
         try:
             request = self.request(program, patch, asked, library_s)
-            return self.evaluator.ask(request, submitted.pop(request.digest, None) if submitted else None)
+            ticket = submitted.pop(request.digest, None) if submitted else None
+            return self.evaluator.ask(request, ticket if self.evaluator.at_once > 1 else None)
         except BackendError as fault:  # of a language that the program's kernels are written in
             return Evaluation(Gate.WRITE, str(fault), "coder")
         except QimengError:

@@ -46,6 +46,8 @@ LATE_SHARE = 0.01
 MOST_LATE, HOPELESS = 60, 8
 """Calls that may be repeated in one measurement, and as long as none was launched within the longest lead: the host's
 way to the device may be long by nature (many kernels), and then what is beyond the lead is part of the time."""
+LATE_S = 1.0
+"""Seconds for which calls are repeated: a network that takes a second a call is launched from Python all along."""
 FEW = 4
 """Calls that say of a slow program how slow it is."""
 ENOUGH = 8
@@ -265,7 +267,7 @@ class Stopwatch:
                     lead_ms = min(max(lead_ms, 2 * found.host), MOST_LEAD_MS)
                 if number < effort.warmup:
                     began = _now()
-                elif is_late and repeated < (MOST_LATE if fastest_ms <= MOST_LEAD_MS else HOPELESS):
+                elif is_late and repeated < _most_late(fastest_ms) and _now() - began < LATE_S:
                     repeated += 1
                 else:
                     if sampler is not None:
@@ -289,6 +291,11 @@ class Stopwatch:
             return 0.0
         samples = [self.once(lambda: None, ())[0] for _ in range(7)]
         return statistics.median(found.wall - found.device for found in samples)  # a busy host delays these as well
+
+
+def _most_late(fastest_ms: float) -> int:
+    """Calls that may be repeated where the host took so long to launch the fastest one."""
+    return MOST_LATE if fastest_ms <= MOST_LEAD_MS else HOPELESS
 
 
 def _is_known(device_ms: Sequence[float], effort: Effort) -> bool:

@@ -14,8 +14,6 @@ import torch
 from qimeng.device_lock import DeviceLock
 from qimeng.envs.judge import judge_clock as outer_clock
 from qimeng.envs.judge.clock_rule import ROUNDS, Readings, Ruling
-from qimeng.envs.judge.gates import timing
-from qimeng.envs.judge.gates.pipeline import Refusal
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.judge_clock import NOT_TIMED
 from qimeng.envs.judge.verdicts import Verdict
@@ -452,15 +450,6 @@ def test_a_clock_that_cannot_tell_leaves_a_program_without_a_time(evaluator, pro
     assert (found.gate, found.failure, found.timing) == (Gate.TIMING, NOT_TIMED, None)
     assert found.error == "not timed: too busy to tell" and not found.lasting
     assert found.speedup is None
-
-
-@pytest.mark.parametrize("asked", [Asked.TIMING, Asked.FINAL], ids=["search", "final"])
-def test_only_a_final_verification_waits_for_a_busy_machine(evaluator, program, monkeypatch, asked):
-    busy = [Refusal(Gate.TIMING, NOT_TIMED, "not timed: PyTorch is slower than before")] * (timing.CLOCK_ROUNDS + 1)
-    monkeypatch.setattr(timing, "_implausible", lambda *a: busy.pop() if busy else None)
-    monkeypatch.setattr(timing, "BUSY_S", 0.0)
-    found = evaluator.evaluate(program, asked=asked)
-    assert found.ok is (asked is Asked.FINAL) and bool(busy) is not found.ok
 
 
 def test_a_timed_call_never_has_the_inputs_of_another_and_some_are_of_other_distributions(evaluator, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from qimeng.interfaces import Asked, Evaluation, EvaluationRequest, Gate, Patch,
 from qimeng.program.program import Implementation, Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
+from qimeng.testing import FakeClock
 
 PATIENCE_S = 60.0
 
@@ -220,6 +222,24 @@ def test_a_region_that_cannot_be_judged_alone_is_judged_in_its_program(spec: Ker
         found = judges.ask(EvaluationRequest(program, patch, Asked.REGION))
         assert found.scope is Scope.PROGRAM and "no such luck" in found.notes[0]
     assert log == ["whole timing"] * 2 and len(tries) == 1
+
+
+def test_waiting_for_a_turn_to_open_a_judge_counts_as_waiting(
+    spec: KernelSpec, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, log = FakeClock(), list[str]()
+    monkeypatch.setattr(region_judges, "now_seconds", clock)
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        clock.now += 7.0
+        yield
+
+    judges = RegionJudges(Fake("whole", log), spec, lambda alone: Fake("region", log), "cpu", turn)
+    patch = Patch(target=named(program, "relu"), alternatives=(in_torch("a"),))
+    for _ in range(2):
+        judges.ask(EvaluationRequest(program, patch, Asked.REGION))
+    assert judges.report.seconds == {"wait": 7.0}
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from qimeng.device_lock import DeviceLock
 from qimeng.envs.judge import throttle
 from qimeng.envs.judge.gates import timing
+from qimeng.envs.judge.gates.pipeline import Refusal
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.envs.judge.judge_clock import NOT_TIMED
 from qimeng.envs.judge.throttle import POWER_CAP, Watch, reader_for
+from qimeng.interfaces import Asked, Gate
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
@@ -98,3 +102,17 @@ def test_what_was_timed_while_the_gpu_was_held_back_is_timed_again(bits, rounds,
         judge.close()
     assert found.ok and len(timed) == rounds, found.error
     assert len(found.notes) == (words is not None) and (words is None or words in found.notes[0])
+
+
+@pytest.mark.parametrize("asked", [Asked.TIMING, Asked.FINAL], ids=["search", "final"])
+def test_only_a_final_verification_waits_for_a_busy_machine(evaluator, monkeypatch, asked, tmp_path):
+    """Others may measure meanwhile."""
+    evaluator.turns.lock, other = DeviceLock(str(tmp_path / "lock")), DeviceLock(str(tmp_path / "lock"))
+    held = list[bool]()
+    monkeypatch.setattr(timing, "time", SimpleNamespace(sleep=lambda seconds: held.append(other.wanted)))
+    busy = [Refusal(Gate.TIMING, NOT_TIMED, "not timed: PyTorch is slower than before")] * (timing.CLOCK_ROUNDS + 1)
+    monkeypatch.setattr(timing, "_implausible", lambda *a: busy.pop() if busy else None)
+    found = evaluator.evaluate(Program.start(evaluator.graph), asked=asked)
+    assert found.ok is (asked is Asked.FINAL) and bool(busy) is not found.ok
+    assert bool(held) is found.ok and not any(held)
+    other.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +89,20 @@ def test_small_computations_and_estimates_go_without(graph: OpGraph, network: Op
     assert run(network if estimated else graph, OfPyTorch(estimated=estimated)).evaluations == 1
 
 
+def test_the_code_of_a_small_computation_is_begun_all_the_same(graph: OpGraph) -> None:
+    class Listening(OfPyTorch):
+        begun = 0
+
+        def submit(self, request: EvaluationRequest) -> Ticket:
+            self.begun += not self.calls and self.is_compiled(request.candidates[0])
+            return super().submit(request)
+
+    for at_once, begun in ((1, 1), (2, 0)):
+        evaluator = Listening()
+        evaluator.at_once = at_once
+        assert (run(graph, evaluator).evaluations, evaluator.begun) == (1, begun)
+
+
 class Compiling(OfPyTorch):
     """TorchInductor's code is there `compiles_s` seconds after it was submitted first; every answer takes 2 s."""
 
@@ -114,7 +129,9 @@ class Compiling(OfPyTorch):
         return super().answer(request)
 
 
-@pytest.mark.parametrize(("compiles_s", "answers", "ms"), [(10.0, 1, COMPILED), (45.0, 2, COMPILED), (90.0, 2, 5.0)])
+@pytest.mark.parametrize(
+    ("compiles_s", "answers", "ms"), [(4.0, 1, COMPILED), (10.0, 2, COMPILED), (45.0, 2, COMPILED), (90.0, 2, 5.0)]
+)
 def test_what_the_budget_leaves_no_time_for_is_left_aside(
     network: OpGraph, compiles_s: float, answers: int, ms: float
 ) -> None:
@@ -134,3 +151,31 @@ def test_what_the_budget_leaves_no_time_for_is_left_aside(
     assert clock.now < 60.0, "within the budget"
     said = [note for note in result.notes if "left aside" in note]
     assert len(said) == (ms != COMPILED) and all("inductor" in note for note in said)
+
+
+def test_the_search_leaves_time_for_what_is_compiled_meanwhile(network: OpGraph) -> None:
+    """It goes on until no step fits; the code that is there by then is tried all the same."""
+    evaluator = Compiling(50.0)
+
+    class Busy:
+        def run(self, session: Session) -> str:
+            while (reason := session.exhausted()) is None:
+                evaluator.clock.now += 0.5
+            return reason
+
+    result = optimize(fake_task(network, evaluator=evaluator), Busy(), Budget(60.0), clock=evaluator.clock, began=0.0)
+    assert (result.evaluation.ms, result.stopped) == (COMPILED, "seconds") and 50.0 < evaluator.clock.now <= 60.0
+
+
+def test_what_was_submitted_ahead_gets_the_seconds_that_are_left_when_it_is_asked(graph: OpGraph) -> None:
+    """Unless the engine has worked on it since."""
+
+    class Echo(FakeEvaluator):
+        def answer(self, request: EvaluationRequest) -> Evaluation:
+            return Evaluation(Gate.PASSED, notes=(str(request.library_seconds),))
+
+    task = fake_task(graph, evaluator=(engine := Echo()))
+    for engine.at_once, seconds in ((1, 7.0), (2, 0.0)):
+        old = Ticket(task.request(task.start, library_s=5.0), at=time.monotonic() - 1000.0)
+        found = task.judged(task.start, submitted={old.request.digest: old}, library_s=7.0)
+        assert float(found.notes[0]) == pytest.approx(seconds, abs=1.0)

@@ -15,12 +15,12 @@ from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.result import outcome_text
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.setup import make_task
-from qimeng.envs.steps.state import Progress
+from qimeng.envs.steps.state import Budget, Progress
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Asked, Evaluation, EvaluationRequest, Gate, Patch, Scope, Timing
 from qimeng.program.program import Program
 from qimeng.store import Store
-from qimeng.testing import FakeEvaluator, fake_task
+from qimeng.testing import FakeClock, FakeEvaluator, fake_task
 
 
 class ByRegion(FakeEvaluator):
@@ -153,6 +153,18 @@ def test_a_search_that_ends_without_a_stop_has_its_best_sum_judged(graph: OpGrap
 
     result = optimize(replace(fake_task(graph, judge), by_region=True), Two())
     assert judge.asked[-2:] == [Asked.TIMING, Asked.FINAL] and len(result.recipe) == 2
+
+
+def test_without_time_to_look_for_the_step_at_fault_all_are_left_out(graph: OpGraph) -> None:
+    clock = FakeClock()
+    judge = ByRegion(wrong_whole=lambda p: None if p.on_pytorch else "error 3.0")
+    session = started(graph, judge, budget=Budget(wall_seconds=100.0), clock=clock)
+    session.ledger.longest = 20.0
+    for action in lowerings(session)[:2]:
+        session.step(action)
+    asked, clock.now = judge.asked.count(Asked.TIMING), 75.0
+    session.settle()
+    assert judge.asked.count(Asked.TIMING) == asked + 1 and session.state.program is session.task.start
 
 
 def test_the_step_at_fault_is_left_out_and_the_others_are_kept(graph: OpGraph) -> None:

@@ -14,11 +14,11 @@ from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.second_best import REPAIRS
 from qimeng.envs.steps.session import Session
-from qimeng.envs.steps.state import State, Unchosen
+from qimeng.envs.steps.state import Budget, State, Unchosen
 from qimeng.interfaces import Action, Evaluation, Patch, Request, Timing
 from qimeng.program.program import Implementation, Program
 from qimeng.program.verify import capture_spec
-from qimeng.testing import FakeEvaluator, fake_task
+from qimeng.testing import FakeClock, FakeEvaluator, fake_task
 
 X, Y = torch.randn(512, 8192), torch.randn(8192, 512)
 
@@ -103,6 +103,19 @@ class Slow(Judge):
 def test_where_a_way_is_too_slow_no_slower_one_is_tried() -> None:
     judge = Slow({"ieee"})
     assert result(judge, ThreeWays()).on_pytorch and judge.finals == ["ieee", "fp16x3"]
+
+
+def test_where_there_is_no_time_no_other_way_is_tried() -> None:
+    clock, judge = FakeClock(), Judge({"ieee"})
+
+    class Late(Lower):
+        def run(self, session: Session) -> str:
+            session.ledger.longest, clock.now = 30.0, 60.0
+            return super().run(session)
+
+    graph = capture_spec(KernelSpec.from_function(torch.matmul, (X, Y)), verify=False)
+    found = optimize(fake_task(graph, judge, ThreeWays()), Late(), Budget(1e6, wall_seconds=100.0), clock=clock)
+    assert judge.finals == ["ieee"] and found.on_pytorch
 
 
 def test_where_three_ways_are_wrong_pytorch_stays() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from qimeng.device import DEVICES
 from qimeng.envs.cost.time_bounds import least_ms
+from qimeng.envs.workers import stopwatch
 from qimeng.envs.workers.channel import Malformed
 from qimeng.envs.workers.outputs import describe, difference, facts_from_json, facts_to_json
 from qimeng.envs.workers.sampled_output import OutputSampler, call_seed
@@ -176,6 +177,12 @@ def test_a_program_that_the_host_is_long_to_launch_is_timed_as_it_is(monkeypatch
     assert counted == [1 + HOPELESS + n for n in range(4)] and set(leads) == {LEAD_MS, MOST_LEAD_MS}
     counted, leads = measured([0.05, 90.0], FOUR, monkeypatch)
     assert counted == [1 + MOST_LATE + n for n in range(4)] and max(leads) == MOST_LEAD_MS
+
+
+def test_long_calls_are_not_repeated_for_seconds(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stopwatch, "LATE_S", 0.0)
+    counted, _ = measured([0.5], FOUR, monkeypatch)
+    assert counted == [1, 2, 3, 4]
 
 
 def test_inputs_too_large_for_several_sets_are_held_one_at_a_time():

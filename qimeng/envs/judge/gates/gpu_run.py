@@ -193,8 +193,8 @@ class GpuRun(Run):
 
     @property
     def first_call_s(self) -> float:
-        """Seconds that the first call of what a library compiles may take."""
-        return max(self.library_left_s, TAKEN_OVER_S if self.files else 0.0)
+        """Seconds that the first call of what a library compiles may take; the device is held meanwhile."""
+        return max(min(self.library_left_s, COMPILE_S), TAKEN_OVER_S if self.files else 0.0)
 
     @cached_property
     def may_share(self) -> bool:

@@ -30,18 +30,19 @@ class LibraryCode(GateCheck[GpuRun]):
         """Leave aside what takes longer than there is time for; it is compiled on, for when it is asked again."""
         with run.clock.part("library"):
             done = run.parts.libraries.wait(candidate.program, run.library_left_s)
-        return None if done else Refusal(self.gate, LEFT_ASIDE, _text(run))
+        if done:
+            return None
+        worked = f"TorchInductor was not done after {run.parts.libraries.worked_s(candidate.program):.3g} s"
+        return Refusal(self.gate, LEFT_ASIDE, f"left aside: {worked}; give more seconds")
 
 
 def failure_of_call(run: GpuRun, implementations: Iterable[Implementation], failed: WorkerFailed) -> WorkerFailed:
     """What is said of a call that failed and may compile one of `implementations`: left aside, where time ran out."""
     limited = run.library_s < COMPILE_S and any(map(compiles, implementations))
-    return WorkerFailed(LEFT_ASIDE, _text(run)) if limited and failed.kind == "timeout" else failed
-
-
-def _text(run: GpuRun) -> str:
+    if not limited or failed.kind != "timeout":
+        return failed
     within = f"within {run.library_s:.3g} s, which is what the budget leaves for that"
-    return f"left aside: TorchInductor did not compile it {within}; give more seconds"
+    return WorkerFailed(LEFT_ASIDE, f"left aside: TorchInductor did not compile it {within}; give more seconds")
 
 
 LIBRARY_CODE = LibraryCode()
