@@ -79,7 +79,8 @@ class Region:
         count = 0
         for node in self.ops:
             if node.literal is not None:
-                call = f"{_part_name(node)}({', '.join(_argument(self.graph, v, names) for v in node.args)})"
+                device = _anchor(self.graph, names)
+                call = f"{_part_name(node)}({', '.join(_argument(self.graph, v, names, device) for v in node.args)})"
             else:
                 call = call_text(self.graph, node, names)
             if len(node.metas) == 1 and node.literal is None:
@@ -311,35 +312,53 @@ def _operands_through(graph: OpGraph, names: set[str]) -> list[str]:
     return [v.node for n in names for v in graph.nodes[n].operands() if v.node not in names]
 
 
+BESIDE_NUMBERS = frozenset(f"aten.{name}" for name in "add sub mul div pow eq ne lt le gt ge maximum minimum".split())
+"""Operators of two tensors that take a number on the CPU beside a tensor on a GPU, as an argument of their kernel."""
+
+
 def call_text(graph: OpGraph, node: Node, names: dict[Value, str]) -> str:
     """The call of `node` as text, with `names` for the values known so far.
 
-    A new tensor is made on the device of one of those, or on the default device where there is none.
+    A new tensor is made on the device of one of those, or on the default device where there is none. So is a constant,
+    unless the operator takes it as a number.
     """
+    anchor = _anchor(graph, names)
 
     def text(item: Any) -> str:
-        return _argument(graph, item, names)
+        return _argument(graph, item, names, "" if _takes_number(graph, node) else anchor)
 
     args = [text(a) for a in node.args] + [f"{k}={text(v)}" for k, v in node.kwargs if k != "device"]
     if "device" in dict(node.kwargs) and not node.operands():
-        beside = (name for v, name in names.items() if graph.nodes[v.node].kind not in ("scalar", "constant"))
-        anchor = next(beside, None)
-        args.append(f"device={anchor}.device" if anchor else "device=torch.get_default_device()")
+        args.append(f"device={anchor or 'torch.get_default_device()'}")
     return f"torch.ops.{node.target}({', '.join(args)})"
+
+
+def _anchor(graph: OpGraph, names: dict[Value, str]) -> str:
+    """The device of a tensor among `names` as text; empty where there is none."""
+    beside = (name for v, name in names.items() if graph.nodes[v.node].kind not in ("scalar", "constant"))
+    name = next(beside, "")
+    return name and f"{name}.device"
+
+
+def _takes_number(graph: OpGraph, node: Node) -> bool:
+    tensors = [v for v in node.operands() if graph.nodes[v.node].kind not in ("scalar", "constant")]
+    return node.packet in BESIDE_NUMBERS and bool(tensors)
 
 
 def _part_name(node: Node) -> str:
     return f"part_{node.target.rsplit('.', 1)[1]}"
 
 
-def _argument(graph: OpGraph, item: Any, names: dict[Value, str]) -> str:
+def _argument(graph: OpGraph, item: Any, names: dict[Value, str], device: str) -> str:
+    """`item` as text, a constant on `device`, or where that is empty, on the default device."""
     if isinstance(item, Value):
         source = graph.nodes[item.node]
         if source.kind == "constant" and source.metas[0] is not None:
-            return f"torch.scalar_tensor({literal(source.literal)}, dtype=torch.{source.metas[0].dtype})"
+            place = f", device={device}" if device else ""
+            return f"torch.scalar_tensor({literal(source.literal)}, dtype=torch.{source.metas[0].dtype}{place})"
         return names[item]
     if isinstance(item, (tuple, list)):
-        return f"[{', '.join(_argument(graph, i, names) for i in item)}]"
+        return f"[{', '.join(_argument(graph, i, names, device) for i in item)}]"
     return literal(item)
 
 
