@@ -271,3 +271,18 @@ def test_judges_beside_each_other_share_the_memory_for_trials(spec: KernelSpec, 
         rooms.append(judge.references.plan.pool_bytes)
         judge.close()
     assert rooms[0] / 4 == pytest.approx(rooms[1], rel=0.05)
+
+
+def test_a_recurrent_region_has_its_weights_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own module is eager, which must not copy them at every call."""
+    calls: list[list[torch.Tensor]] = []
+    spec = KernelSpec.from_module(torch.nn.GRU(4, 8).eval(), (torch.randn(3, 2, 4),))
+    program = Program.start(capture_spec(spec))
+    alone = region_spec(spec, program, next(r for r in program.regions if "gru" in r.label()), "cpu").spec
+    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda w: True)
+    monkeypatch.setattr(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", lambda weights, *_: calls.append(weights))
+    module = alone.module()
+    held = dict(module.named_parameters())
+    assert len(calls) == 1 and {id(w) for w in calls[0]} == {id(w) for w in held.values()}
+    assert len(held) == 4
