@@ -90,7 +90,7 @@ def flatten_parameters(module: torch.nn.Module) -> None:
     for part in module.modules():
         layer = isinstance(part, torch.nn.RNNBase)
         flatten = part.flatten_parameters if layer else getattr(part, "_qimeng_flatten", None)
-        if flatten is not None and not any(isinstance(t, FakeTensor) for t in part.parameters()):
+        if callable(flatten) and not any(isinstance(t, FakeTensor) for t in part.parameters()):
             flatten()
 
 
