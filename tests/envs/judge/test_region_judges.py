@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import pickle
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from qimeng.device_lock import DeviceLock
 from qimeng.envs.judge import region_judges, region_values
+from qimeng.envs.judge.device_turns import DeviceTurns
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.region_judges import RegionJudges
 from qimeng.envs.judge.region_spec import RegionSpec, region_spec
@@ -204,6 +208,26 @@ def test_requests_go_to_the_region_or_to_the_whole(
     ]  # fmt: skip
     judges.close()
     assert log[-1] == "close whole" and {"close sum", "close relu"} <= set(log[8:])
+
+
+def test_waiting_for_the_device_and_opening_a_judge_are_counted(
+    spec: KernelSpec, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A benchmark's clock stops while others hold the GPU: a wait that is not counted is taken from the budget."""
+
+    def slow(alone: RegionSpec) -> Fake:
+        time.sleep(0.03)
+        return Fake("region", [])
+
+    lock = DeviceLock(str(tmp_path / "lock"))
+    monkeypatch.setattr(DeviceLock, "_join", lambda lock: time.sleep(0.05))
+    judges = RegionJudges(Fake("whole", []), spec, slow, "cpu", DeviceTurns(lock))
+    patch, began = Patch(target=named(program, "relu"), alternatives=(in_torch("a"),)), time.perf_counter()
+    judges.ask(EvaluationRequest(program, patch, Asked.REGION))
+    took, seconds = time.perf_counter() - began, judges.report.seconds
+    assert seconds["wait"] >= 0.05 and seconds["start"] >= 0.03 and seconds["reference"] > 0
+    assert sum(seconds.values()) <= took
+    judges.close()
 
 
 def test_a_region_that_cannot_be_judged_alone_is_judged_in_its_program(spec: KernelSpec, program: Program) -> None:
