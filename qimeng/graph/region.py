@@ -7,6 +7,7 @@ Knows nothing about kernels.
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -289,13 +290,35 @@ def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
         if all(r.outputs for r in made):
             break
         sets = [set(r.nodes) for r in made if r.outputs]
-    g = region_digraph(made)
-    if not nx.is_directed_acyclic_graph(g):
-        cycle = [a for a, _ in nx.find_cycle(g)]
+    ordered = _in_order(made)
+    if len(ordered) < len(made):
+        cycle = [a for a, _ in nx.find_cycle(region_digraph(made))]
         raise Cycle([r for r in made if r.id in cycle], cycle)
-    by_id = {r.id: r for r in made}
-    rank = {r.id: i for i, r in enumerate(made)}
-    return tuple(by_id[i] for i in nx.lexicographical_topological_sort(g, key=lambda i: rank[i]))
+    return tuple(ordered)
+
+
+def _in_order(regions: list[Region]) -> list[Region]:
+    """`regions` in topological order, the first of those that may come next; without those behind a cycle."""
+    owner: dict[Value, int] = {}
+    for i, region in enumerate(regions):
+        for v in region.outputs:
+            owner.setdefault(v, i)
+    before = [{owner[v] for v in region.inputs if v in owner} - {i} for i, region in enumerate(regions)]
+    after: dict[int, list[int]] = {}
+    for i, sources in enumerate(before):
+        for source in sources:
+            after.setdefault(source, []).append(i)
+    missing = [len(sources) for sources in before]
+    waiting = [i for i, count in enumerate(missing) if not count]  # a heap: in ascending order
+    ordered: list[Region] = []
+    while waiting:
+        i = heapq.heappop(waiting)
+        ordered.append(regions[i])
+        for reader in after.get(i, ()):
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(waiting, reader)
+    return ordered
 
 
 def _view_chain(graph: OpGraph, name: str) -> list[str]:
