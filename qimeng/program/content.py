@@ -25,7 +25,7 @@ def digest_of(*parts: Any, size: int = 8) -> str:
 
 
 def digest_of_texts(texts: Iterable[str], size: int = 8) -> str:
-    """What `digest_of` gives for parts that `text_of` made `texts` of: a text may be kept where its part comes again."""
+    """What `digest_of` gives for parts of which `text_of` made `texts`, which may be kept."""
     return hashlib.blake2b(list_of(texts).encode(), digest_size=size).hexdigest()
 
 
