@@ -119,7 +119,9 @@ class _Known:
     def __init__(self, program: Program, context: Context):
         self._program, self._context = program, context
         made = program.implementations
-        self._keys = {r.id: (r.signature, made.get(r.signature)) for r in program.called}
+        numbers: dict[object, int] = program.graph.memo.setdefault("written regions", {})
+        each = {r.id: (r.signature, made.get(r.signature)) for r in program.called}
+        self._keys = {name: numbers.setdefault(key, len(numbers)) for name, key in each.items()}
         asked = (context, *families().values())
         self._local = {name: is_local(kind) for name, kind in kinds().items()}
         self._kept: dict[object, bool] = program.graph.memo.setdefault("legal", {}).setdefault(asked, {})
@@ -132,7 +134,7 @@ class _Known:
         """
         key = None
         if len(action.regions) == 1 and self._local[kind.name] and action.regions[0] in self._keys:
-            key = kind, action.param, *self._keys[action.regions[0]]
+            key = kind, action.param, self._keys[action.regions[0]]
             if key in self._kept:
                 return self._kept[key]
         try:

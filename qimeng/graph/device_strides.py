@@ -204,7 +204,7 @@ def _call(graph: OpGraph, node: Node, device: str) -> Any:
         meta = graph.meta(value)
         dtype = getattr(torch, meta.dtype)
         if source.kind == "constant":
-            return torch.scalar_tensor(source.literal, dtype=dtype)
+            return torch.scalar_tensor(source.literal, dtype=dtype, device=device)
         span = 1 + sum((n - 1) * step for n, step in zip(meta.shape, meta.stride, strict=True)) if meta.numel else 0
         fill = torch.ones if dtype.is_floating_point or dtype.is_complex else torch.zeros
         return fill(span, dtype=dtype, device=device).as_strided(meta.shape, meta.stride)

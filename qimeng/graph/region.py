@@ -7,6 +7,7 @@ Knows nothing about kernels.
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -79,7 +80,8 @@ class Region:
         count = 0
         for node in self.ops:
             if node.literal is not None:
-                call = f"{_part_name(node)}({', '.join(_argument(self.graph, v, names) for v in node.args)})"
+                device = _anchor(self.graph, names)
+                call = f"{_part_name(node)}({', '.join(_argument(self.graph, v, names, device) for v in node.args)})"
             else:
                 call = call_text(self.graph, node, names)
             if len(node.metas) == 1 and node.literal is None:
@@ -288,13 +290,35 @@ def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
         if all(r.outputs for r in made):
             break
         sets = [set(r.nodes) for r in made if r.outputs]
-    g = region_digraph(made)
-    if not nx.is_directed_acyclic_graph(g):
-        cycle = [a for a, _ in nx.find_cycle(g)]
+    ordered = _in_order(made)
+    if len(ordered) < len(made):
+        cycle = [a for a, _ in nx.find_cycle(region_digraph(made))]
         raise Cycle([r for r in made if r.id in cycle], cycle)
-    by_id = {r.id: r for r in made}
-    rank = {r.id: i for i, r in enumerate(made)}
-    return tuple(by_id[i] for i in nx.lexicographical_topological_sort(g, key=lambda i: rank[i]))
+    return tuple(ordered)
+
+
+def _in_order(regions: list[Region]) -> list[Region]:
+    """`regions` in topological order, the first of those that may come next; without those behind a cycle."""
+    owner: dict[Value, int] = {}
+    for i, region in enumerate(regions):
+        for v in region.outputs:
+            owner.setdefault(v, i)
+    before = [{owner[v] for v in region.inputs if v in owner} - {i} for i, region in enumerate(regions)]
+    after: dict[int, list[int]] = {}
+    for i, sources in enumerate(before):
+        for source in sources:
+            after.setdefault(source, []).append(i)
+    missing = [len(sources) for sources in before]
+    waiting = [i for i, count in enumerate(missing) if not count]  # a heap: in ascending order
+    ordered: list[Region] = []
+    while waiting:
+        i = heapq.heappop(waiting)
+        ordered.append(regions[i])
+        for reader in after.get(i, ()):
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(waiting, reader)
+    return ordered
 
 
 def _view_chain(graph: OpGraph, name: str) -> list[str]:
@@ -311,35 +335,53 @@ def _operands_through(graph: OpGraph, names: set[str]) -> list[str]:
     return [v.node for n in names for v in graph.nodes[n].operands() if v.node not in names]
 
 
+BESIDE_NUMBERS = frozenset(f"aten.{name}" for name in "add sub mul div pow eq ne lt le gt ge maximum minimum".split())
+"""Operators of two tensors that take a number on the CPU beside a tensor on a GPU, as an argument of their kernel."""
+
+
 def call_text(graph: OpGraph, node: Node, names: dict[Value, str]) -> str:
     """The call of `node` as text, with `names` for the values known so far.
 
-    A new tensor is made on the device of one of those, or on the default device where there is none.
+    A new tensor is made on the device of one of those, or on the default device where there is none. So is a constant,
+    unless the operator takes it as a number.
     """
+    anchor = _anchor(graph, names)
 
     def text(item: Any) -> str:
-        return _argument(graph, item, names)
+        return _argument(graph, item, names, "" if _takes_number(graph, node) else anchor)
 
     args = [text(a) for a in node.args] + [f"{k}={text(v)}" for k, v in node.kwargs if k != "device"]
     if "device" in dict(node.kwargs) and not node.operands():
-        beside = (name for v, name in names.items() if graph.nodes[v.node].kind not in ("scalar", "constant"))
-        anchor = next(beside, None)
-        args.append(f"device={anchor}.device" if anchor else "device=torch.get_default_device()")
+        args.append(f"device={anchor or 'torch.get_default_device()'}")
     return f"torch.ops.{node.target}({', '.join(args)})"
+
+
+def _anchor(graph: OpGraph, names: dict[Value, str]) -> str:
+    """The device of a tensor among `names` as text; empty where there is none."""
+    beside = (name for v, name in names.items() if graph.nodes[v.node].kind not in ("scalar", "constant"))
+    name = next(beside, "")
+    return name and f"{name}.device"
+
+
+def _takes_number(graph: OpGraph, node: Node) -> bool:
+    tensors = [v for v in node.operands() if graph.nodes[v.node].kind not in ("scalar", "constant")]
+    return node.packet in BESIDE_NUMBERS and bool(tensors)
 
 
 def _part_name(node: Node) -> str:
     return f"part_{node.target.rsplit('.', 1)[1]}"
 
 
-def _argument(graph: OpGraph, item: Any, names: dict[Value, str]) -> str:
+def _argument(graph: OpGraph, item: Any, names: dict[Value, str], device: str) -> str:
+    """`item` as text, a constant on `device`, or where that is empty, on the default device."""
     if isinstance(item, Value):
         source = graph.nodes[item.node]
         if source.kind == "constant" and source.metas[0] is not None:
-            return f"torch.scalar_tensor({literal(source.literal)}, dtype=torch.{source.metas[0].dtype})"
+            place = f", device={device}" if device else ""
+            return f"torch.scalar_tensor({literal(source.literal)}, dtype=torch.{source.metas[0].dtype}{place})"
         return names[item]
     if isinstance(item, (tuple, list)):
-        return f"[{', '.join(_argument(graph, i, names) for i in item)}]"
+        return f"[{', '.join(_argument(graph, i, names, device) for i in item)}]"
     return literal(item)
 
 

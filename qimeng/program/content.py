@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
@@ -21,8 +21,26 @@ def digest_of(*parts: Any, size: int = 8) -> str:
     Raises:
         TypeError: `parts` hold an object whose text says where it is in memory.
     """
-    text = json.dumps(plain(parts), separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
+    return digest_of_texts([text_of(part) for part in parts], size)
+
+
+def digest_of_texts(texts: Iterable[str], size: int = 8) -> str:
+    """What `digest_of` gives for parts of which `text_of` made `texts`, which may be kept."""
+    return hashlib.blake2b(list_of(texts).encode(), digest_size=size).hexdigest()
+
+
+def text_of(item: Any) -> str:
+    """`plain` data as the text that is hashed.
+
+    Raises:
+        TypeError: see `digest_of`.
+    """
+    return json.dumps(plain(item), separators=(",", ":"))
+
+
+def list_of(texts: Iterable[str]) -> str:
+    """The text of a list from those of its items."""
+    return f"[{','.join(texts)}]"
 
 
 def plain(item: Any) -> Any:
@@ -63,4 +81,4 @@ def _usual(field: Field[Any], value: Any) -> bool:
     return type(value) is type(usual) and bool(value == usual)
 
 
-__all__ = ["digest_of", "plain"]
+__all__ = ["digest_of", "digest_of_texts", "list_of", "plain", "text_of"]

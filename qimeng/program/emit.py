@@ -20,6 +20,7 @@ from qimeng.program.face import arrange, call_constants, face_runtime, refuse_gr
 from qimeng.program.implementation import Implementation
 from qimeng.program.launch import RUNTIME as LAUNCH
 from qimeng.program.launch import launch_call
+from qimeng.program.recurrent import recurrent_section
 from qimeng.program.runtime import CARRY, DEVICE, HEADER, INTERPRETER, RUNTIME, STATE, STATE_CHANGES
 from qimeng.program.settled import Settled, is_settled, settled_section
 from qimeng.program.strides import STRIDES, runs_anywhere, uncertain, with_strides
@@ -55,6 +56,7 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]],
         + "".join(b.program_guard for b in used)
         + (INTERPRETER.format(lacks=lacks) if lacks else "")
         + carry
+        + recurrent_section(graph)
         + "".join(settled_section(graph, parts))
         + (LAUNCH if launch else "")
     )
@@ -90,7 +92,7 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launc
         *call_constants(graph.call),
         *_state(state),
         "",
-        "class Model(torch.nn.Module):",
+        f"class Model({'_Recurrent' if recurrent_section(graph) else 'torch.nn.Module'}):",
         "    def __init__(self, *unused):",
         "        super().__init__()",
     ]
@@ -107,6 +109,7 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launc
     lines.append(f"        vars(self).update(_qimeng_prepared=[{made}], _qimeng_fits=True{more})")
     if graph.training is False:
         lines.append("        self.eval()")
+    lines += ["        self._qimeng_flatten()"] if recurrent_section(graph) else []
     lines += STATE_CHANGES if state else []
     lines += ["", "    def forward(self, *args, **kwargs):"]
     lines += [f"        {line}" for line in (*_mode(graph), *arrange(graph.call), *_unpack(graph))]
@@ -231,7 +234,7 @@ def _mode(graph: OpGraph) -> list[str]:
 
 
 def _mutations(graph: OpGraph, names: dict[Value, str]) -> list[str]:
-    """Buffer updates, those of one dtype in one launch; what still needs a buffer's old value gets a copy of it first."""
+    """Buffer updates, one launch for each dtype; what still needs a buffer's old value gets a copy of it first."""
     changed = {key for key, _ in graph.mutations}
     lines: list[str] = []
     for value in graph.results():

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from qimeng.graph.opgraph import Node, OpGraph, Surroundings, Value, map_values
 from qimeng.graph.region import Region
-from qimeng.program.content import digest_of
+from qimeng.program.content import digest_of, digest_of_texts, list_of, text_of
 from qimeng.program.implementation import Implementation, schedule_content, torch_implementation
 
 IDENTITY = 2
@@ -31,16 +31,19 @@ def program_digest(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]
 
     Kernels that are launched one by one, as usual, add nothing.
     """
-    number = _numbers(graph)
-    made = [
-        [
-            [number[n] for n in region.nodes],
-            [[number[v.node], v.port] for v in region.outputs],
-            implementation_content(region, implementation),
-        ]
-        for region, implementation in parts
-    ]
-    return digest_of("program", graph_digest(graph), made, *([launch] if launch else []))
+    known: dict[Any, str] = graph.memo.setdefault("contents", {})
+
+    def part(region: Region, implementation: Implementation) -> str:
+        """The text of one region; kept, since the programs of a search differ in few."""
+        key = region.nodes, region.outputs, implementation
+        if key not in known:
+            number = graph.position
+            nodes, outputs = [number[n] for n in region.nodes], [[number[v.node], v.port] for v in region.outputs]
+            known[key] = text_of([nodes, outputs, implementation_content(region, implementation)])
+        return known[key]
+
+    texts = [text_of("program"), text_of(graph_digest(graph)), list_of(part(*it) for it in parts)]
+    return digest_of_texts([*texts, *([text_of(launch)] if launch else [])])
 
 
 def fallback_digest(text: str) -> str:
@@ -74,12 +77,8 @@ def implementation_content(region: Region, implementation: Implementation) -> An
     return [i.language, *names, list(i.prepare_inputs), schedule_content(i.schedule)]
 
 
-def _numbers(graph: OpGraph) -> dict[str, int]:
-    return {name: i for i, name in enumerate(graph.nodes)}
-
-
 def _graph_digest(graph: OpGraph) -> str:
-    number = _numbers(graph)
+    number = graph.position
 
     def numbered(tree: Any) -> Any:
         return map_values(tree, lambda v: Value(str(number[v.node]), v.port))

@@ -87,9 +87,12 @@ def schedule_content(schedule: Schedule | None) -> Any:
 
 
 def torch_implementation(region: Region) -> Implementation:
-    """The region on PyTorch: the implementation every program starts from."""
-    entry = f"torch_{region.signature}"
-    return Implementation("torch", region.function(entry), entry)
+    """The region on PyTorch: the implementation every program starts from; the same object for equal regions."""
+    known: dict[str, Implementation] = region.graph.memo.setdefault("on PyTorch", {})
+    if region.signature not in known:
+        entry = f"torch_{region.signature}"
+        known[region.signature] = Implementation("torch", region.function(entry), entry)
+    return known[region.signature]
 
 
 __all__ = ["Implementation", "schedule_content", "torch_implementation"]

@@ -65,7 +65,7 @@ class Settled:
 
 def is_settled(graph: OpGraph, region: Region) -> bool:
     """Whether `region` depends on no input, in a graph that computes such regions once."""
-    return settled_nodes(graph).issuperset(region.nodes)
+    return graph.settles and settled_nodes(graph).issuperset(region.nodes)
 
 
 def settled_section(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> list[str]:

@@ -1,8 +1,9 @@
 """Recurrent layers as one operator each where only shapes are computed.
 
 PyTorch computes the shapes of an LSTM's results by running all of its steps, which takes half a minute for six layers
-of 512 steps. Inside `whole_layers` the layers call an operator that says the shapes at once. Deals in `torch.nn.LSTM`,
-`torch.nn.GRU` and `torch.nn.RNN` on tensors without memory. Knows nothing about graphs.
+of 512 steps. Inside `whole_layers` the layers call an operator that says the shapes at once. On tensors with memory,
+`flatten_parameters` keeps them as fast as PyTorch makes them. Deals in `torch.nn.LSTM`, `torch.nn.GRU` and
+`torch.nn.RNN`. Knows nothing about graphs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import _VF, Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
@@ -79,4 +81,17 @@ def _whole(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-__all__ = ["NAMES", "STANDS_FOR", "whole_layers"]
+def flatten_parameters(module: torch.nn.Module) -> None:
+    """Put the weights of each recurrent layer in one piece of memory, in place, where cuDNN computes it.
+
+    A layer that is copied or cast tensor by tensor loses that, and cuDNN then copies the weights at every call.
+    Programs that call such layers, and their regions, have a method of their own for it.
+    """
+    for part in module.modules():
+        layer = isinstance(part, torch.nn.RNNBase)
+        flatten = part.flatten_parameters if layer else getattr(part, "_qimeng_flatten", None)
+        if callable(flatten) and not any(isinstance(t, FakeTensor) for t in part.parameters()):
+            flatten()
+
+
+__all__ = ["NAMES", "STANDS_FOR", "flatten_parameters", "whole_layers"]

@@ -27,6 +27,7 @@ from qimeng.spec.declared_linear import declare
 from qimeng.spec.distributions import EXAMPLES, redistribute
 from qimeng.spec.fake import fake_tensors
 from qimeng.spec.kept import forget_fakes, make_state
+from qimeng.spec.layers import flatten_parameters
 from qimeng.spec.leaf import DOMAINS, Leaf, domain_of
 from qimeng.spec.origin import ExampleOrigin, FunctionModule, Origin, SourceOrigin, cast, examples, in_mode, made_from
 from qimeng.spec.together import TOGETHER, redistribute_together
@@ -322,6 +323,7 @@ class KernelSpec:
             declare(module, weight_form(self.weights), inputs)
         if dtype is not None:
             cast(module, dtype)
+        flatten_parameters(module)
         return in_mode(module, self.training)
 
     @cached_property

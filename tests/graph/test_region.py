@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import networkx as nx
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qimeng.errors import IllegalAction
 from qimeng.graph.capture import capture
-from qimeng.graph.opgraph import OpGraph, Value
+from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
 from qimeng.graph.region import (
     Region,
+    _in_order,
     literal,
     make_region,
     merge,
@@ -25,6 +30,7 @@ from qimeng.graph.region import (
 )
 from qimeng.program.program import Program
 from qimeng.spec.origin import FunctionModule
+from tests.properties import PROPERTY
 
 Function = Callable[..., Any]
 
@@ -245,3 +251,19 @@ def test_literals_give_themselves_back() -> None:
     ):
         assert eval(literal(item), space) == item
     assert eval(literal(float("nan")), space) != eval(literal(float("nan")), space)
+
+
+@PROPERTY
+@given(st.permutations(range(12)), st.data())
+def test_regions_stay_in_the_order_of_networkx(numbers: list[int], data: st.DataObject) -> None:
+    """Of those that may come next, the first one."""
+    values = [Value(f"v{n}") for n in numbers]
+    nodes = {v.node: Node(v.node, "op", "aten.relu.default", metas=(Meta((2,), (1,), "float32"),)) for v in values}
+    for i, v in enumerate(values):
+        read = data.draw(st.lists(st.sampled_from(values[:i]), max_size=3, unique=True)) if i else []
+        nodes[v.node] = replace(nodes[v.node], args=tuple(read))
+    graph = OpGraph(nodes, (values[-1],))
+    made = [Region(graph, (v.node,), (v,)) for v in (Value(f"v{n}") for n in range(12))]
+    rank = {r.id: i for i, r in enumerate(made)}
+    expected = nx.lexicographical_topological_sort(region_digraph(made), key=lambda i: rank[i])
+    assert [r.id for r in _in_order(made)] == list(expected)

@@ -19,6 +19,7 @@ from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, map_values
 from qimeng.graph.region import Region, merge, split
 from qimeng.graph.structure import Structure, structure_of
 from qimeng.interfaces import Patch
+from qimeng.program import identity
 from qimeng.program.content import digest_of
 from qimeng.program.implementation import schedule_content
 from qimeng.program.program import Implementation, Program, torch_implementation
@@ -78,6 +79,26 @@ def test_the_text_of_the_file_is_no_part_of_it(name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(emit, name, changed)
     after = lowered(small())
     assert after.source != source and after.digest == digest
+
+
+def test_what_is_kept_between_programs_changes_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of one search share the texts of their regions: a step makes those anew that it changes."""
+    made: list[str] = []
+    content = identity.implementation_content
+
+    def counted(region: Region, implementation: Implementation) -> Any:
+        made.append(region.id)
+        return content(region, implementation)
+
+    monkeypatch.setattr(identity, "implementation_content", counted)
+    start = Program.start(sample_graph())
+    assert start.digest and len(made) == len(start.regions)
+    region = start.called[-1]
+    kernel = fake_kernel(region, None)
+    lowered = start.with_implementation(region.id, kernel)
+    assert lowered.digest != start.digest and made[len(start.regions) :] == [region.id]
+    fresh = Program.start(sample_graph())
+    assert fresh.with_implementation(fresh.called[-1].id, kernel).digest == lowered.digest
 
 
 def test_how_a_region_reads_as_pytorch_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -79,3 +81,36 @@ def test_a_parametrized_parameter_is_computed(model):
     expect(model, 2 * old)
     parametrize.remove_parametrizations(layer(model), "weight")
     expect(model, 2 * old)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: nn.RNN(5, 8, bias=False), 1),
+        (lambda: nn.RNN(5, 8, nonlinearity="relu"), 0),
+        (lambda: nn.LSTM(5, 8, 2, proj_size=3, bidirectional=True), 2),
+        (lambda: nn.GRU(5, 8, 2, batch_first=True), 3),
+    ],
+)
+def test_weights_of_recurrent_layers_lie_in_one_piece(
+    make: Callable[[], nn.RNNBase], kind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN copies others at every call: as in PyTorch's layers, a program's own are moved where they are made."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda w: True)
+    monkeypatch.setattr(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", lambda *given: calls.append(given))
+    layer = make()
+    loaded = Program.start(capture_spec(KernelSpec.from_module(layer.eval(), (torch.randn(2, 4, 5),)))).load()
+    calls.clear()
+    model = loaded.Model().to("cpu")
+    facts = (kind, 8, layer.proj_size, layer.num_layers, layer.batch_first, layer.bidirectional)
+    for weights, each, inputs, *others in calls:
+        held = dict(model.named_parameters())
+        assert all(w is held[name] for w, name in zip(weights, layer._flat_weights_names, strict=True))
+        assert (each, inputs, tuple(others)) == (len(layer.all_weights[0]), 5, facts)
+    assert len(calls) == 2, "when it is made, and when it is moved"
+    held = dict(model.named_parameters())
+    model.weight_ih_l0 = nn.Parameter(held["weight_hh_l0"])
+    model.to("cpu")
+    assert len(calls) == 2, "weights that share memory stay"

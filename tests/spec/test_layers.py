@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from torch import nn
 from torch.utils import _pytree
 
 from qimeng.graph.capture import capture
+from qimeng.spec import KernelSpec
 from qimeng.spec.fake import fake_tensors
-from qimeng.spec.layers import whole_layers
+from qimeng.spec.layers import flatten_parameters, whole_layers
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "lstm": lambda: nn.LSTM(5, 8, 2),
@@ -55,3 +57,34 @@ def test_layers_are_as_they_were_afterwards() -> None:
             assert torch._VF.lstm is not before
         assert torch._VF.lstm is not before
     assert torch._VF.lstm is before or torch._VF.lstm == before
+
+
+class Layers(nn.Module):
+    """A layer below another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.LSTM(5, 8), nn.Linear(8, 8)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[1](self.layers[0](x)[0])
+
+
+def test_the_module_that_is_timed_has_its_weights_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied or cast one by one, they would be copied at every call of eager."""
+    flattened: list[list[torch.Tensor]] = []
+    monkeypatch.setattr(nn.LSTM, "flatten_parameters", lambda layer: flattened.append(list(layer._flat_weights)))
+    spec = KernelSpec.from_module(Layers(), (torch.randn(4, 3, 5),), dtype="float16")
+    flattened.clear()
+    module: Any = spec.module()
+    weights = [*module.layers[0].parameters()]
+    assert all(a is b for a, b in zip(flattened[-1], weights, strict=True))
+
+
+def test_layers_without_values_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    with fake_tensors():
+        layer = nn.GRU(5, 8)
+        monkeypatch.setattr(nn.GRU, "flatten_parameters", lambda layer: calls.append(1))
+        flatten_parameters(layer)
+    assert not calls

@@ -8,15 +8,15 @@ the whole program is judged.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
 import torch
 
+from qimeng.envs.judge.device_turns import DeviceTurns
 from qimeng.envs.judge.region_spec import RegionSpec, region_spec
-from qimeng.envs.judge.time_spent import now_seconds
+from qimeng.envs.judge.time_spent import Clock
 from qimeng.errors import IllegalAction, QimengError
 from qimeng.graph.region import Region
 from qimeng.interfaces import (
@@ -53,7 +53,7 @@ class RegionJudges(SerialEvaluator):
         spec: of the whole.
         make: makes the judge of a region.
         device: PyTorch's name of the device that the eager run of the whole is made on.
-        turn: held during that run, so that it disturbs no measurement.
+        turns: on that device, of which that run takes one, so that it disturbs no measurement.
     """
 
     def __init__(
@@ -62,13 +62,14 @@ class RegionJudges(SerialEvaluator):
         spec: KernelSpec,
         make: Callable[[RegionSpec], Evaluator],
         device: str,
-        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+        turns: DeviceTurns | None = None,
     ):
-        self.whole, self.spec, self.make, self.device, self.turn = whole, spec, make, device, turn
+        self.whole, self.spec, self.make, self.device = whole, spec, make, device
+        self.turns, self._clock = turns or DeviceTurns(None), Clock()
         self.version, self.estimated = whole.version, whole.estimated
         self._open: OrderedDict[str, tuple[RegionSpec, Evaluator]] = OrderedDict()
         self._refused: dict[str, str] = {}
-        self._spent: dict[str, float] = {}  # by judges that are closed, and while turns were waited for
+        self._closed: dict[str, float] = {}
 
     @property
     def name(self) -> str:
@@ -77,11 +78,10 @@ class RegionJudges(SerialEvaluator):
 
     @property
     def report(self) -> EngineReport:
-        """That of the judge of the whole, with the seconds of the judges of regions."""
+        """That of the judge of the whole, with the seconds of the judges of regions and of opening them."""
         seconds = dict(self.whole.report.seconds)
-        for spent in (self._spent, *(judge.report.seconds for _, judge in self._open.values())):
-            for part, value in spent.items():
-                seconds[part] = seconds.get(part, 0.0) + value
+        for spent in (self._clock.seconds, self._closed, *(judge.report.seconds for _, judge in self._open.values())):
+            _add(seconds, spent)
         return replace(self.whole.report, seconds=seconds)
 
     def submit(self, request: EvaluationRequest) -> Ticket:
@@ -112,6 +112,7 @@ class RegionJudges(SerialEvaluator):
         while self._open:
             self._close_oldest()
         vars(self).pop("_reference", None)
+        self.turns.close()
         self.whole.close()
 
     # -- parts
@@ -134,27 +135,35 @@ class RegionJudges(SerialEvaluator):
             while len(self._open) >= OPEN:
                 self._close_oldest()
             try:
-                began = now_seconds()
-                with self.turn():
-                    self._add("wait", now_seconds() - began)
+                with self.turns.turn("reference", self._clock):
                     alone = region_spec(self.spec, program, region, self.device, self._reference)
                 if self.device == "cuda":
                     torch.cuda.empty_cache()
-                self._open[key] = alone, self.make(alone)
+                self._open[key] = alone, self._made(alone)
             except (QimengError, RuntimeError) as error:  # memory that runs out is a RuntimeError too
                 self._refused[key] = str(error)
                 raise IllegalAction(self._refused[key]) from error
         self._open.move_to_end(key)
         return self._open[key]
 
+    def _made(self, alone: RegionSpec) -> Evaluator:
+        """The judge of a region; what it does not count of the time that it takes to make counts as its start."""
+        before = self._clock.now()
+        judge = self.make(alone)
+        own = sum(judge.report.seconds.values())
+        _add(self._clock.seconds, {"start": max(self._clock.now() - before - own, 0.0)})
+        return judge
+
     def _close_oldest(self) -> None:
         _, (_, judge) = self._open.popitem(last=False)
-        judge.close()
-        for part, value in judge.report.seconds.items():
-            self._add(part, value)
+        with self._clock.part("judge"):
+            judge.close()
+        _add(self._closed, judge.report.seconds)
 
-    def _add(self, part: str, seconds: float) -> None:
-        self._spent[part] = self._spent.get(part, 0.0) + seconds
+
+def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
+    for part, value in seconds.items():
+        total[part] = total.get(part, 0.0) + value
 
 
 __all__ = ["MANY_REGIONS", "OPEN", "RegionJudges"]

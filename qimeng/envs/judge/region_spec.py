@@ -23,6 +23,7 @@ from qimeng.graph.opgraph import Value
 from qimeng.graph.ops import category
 from qimeng.graph.region import Region
 from qimeng.program.program import Program, load_source, torch_implementation
+from qimeng.program.recurrent import recurrent_section
 from qimeng.program.settled import Settled
 from qimeng.spec import EXAMPLES, KernelSpec
 from qimeng.spec.kept import take_state
@@ -95,6 +96,11 @@ class RegionModule(torch.nn.Module):
             "once": once.__getitem__,
         }
         return space[self.entry](*[read[kind](where) for kind, where in self.arguments])
+
+    def _qimeng_flatten(self) -> None:
+        """As programs with recurrent layers do (`qimeng.program.recurrent`)."""
+        if (recurrent := _namespace(self.text).get("_Recurrent")) is not None:
+            recurrent._qimeng_flatten(self)
 
     def _held(self, key: str) -> torch.Tensor:
         path, _, last = key.rpartition(".")
@@ -212,7 +218,11 @@ def _module(found: Cut, state: dict[str, torch.Tensor]) -> RegionModule:
         node = graph.nodes[v.node]
         return ("input", number[v.node]) if node.kind == "input" else ("state", node.target)
 
-    text = "\n".join(m.source for _, m in parts) + ("" if settled is None else f"\n{settled.text()}\n")
+    text = (
+        recurrent_section(graph)
+        + "\n".join(m.source for _, m in parts)
+        + ("" if settled is None else f"\n{settled.text()}\n")
+    )
     given = None if settled is None else [place(v) for v in settled.inputs]
     module = RegionModule(text, parts[-1][1].entry, [place(v) for v in region.inputs], given)
     for node in graph.nodes.values():

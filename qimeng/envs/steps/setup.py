@@ -261,8 +261,9 @@ def region_judges(whole: Evaluator, spec: KernelSpec, context: Context) -> Evalu
     import torch
 
     from qimeng.device_lock import DeviceLock, lock_path
+    from qimeng.envs.judge.device_turns import DeviceTurns
 
-    return RegionJudges(whole, spec, make, "cuda", DeviceLock(lock_path(torch.device("cuda", 0))).beside)
+    return RegionJudges(whole, spec, make, "cuda", DeviceTurns(DeviceLock(lock_path(torch.device("cuda", 0)))))
 
 
 def make_pool(

@@ -24,6 +24,7 @@ from qimeng.envs.workers.worker_inputs import with_fences
 from qimeng.envs.workers.worker_setup import Draw, Parameters
 from qimeng.spec import KernelSpec
 from qimeng.spec.kept import take_state
+from qimeng.spec.layers import flatten_parameters
 
 
 class LoadedProgram:
@@ -71,6 +72,7 @@ class LoadedProgram:
         self.model.to(self.device)
         for held in (*self.model.parameters(), *self.model.buffers()):
             held.data = fenced(held.data)
+        flatten_parameters(self.model)
         take_state(self.model, state)
 
     def _find_compiled(self, digests: Sequence[str]) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from qimeng import KernelSpec
 from qimeng.envs.workers import worker_setup
+from qimeng.envs.workers.worker import Worker
 from qimeng.envs.workers.worker_setup import Parameters
+from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 
 
 @pytest.mark.parametrize("kept_bytes", [worker_setup.KEPT_BYTES, 0])
@@ -24,3 +29,21 @@ def test_a_seed_makes_the_same_parameters_again(kept_bytes: int, monkeypatch: py
         value.zero_()
     for seed, expected in ((5, first), (5, first), (None, given), (5, first)):
         torch.testing.assert_close(dict(parameters.set(seed)), expected, rtol=0, atol=0)
+
+
+def test_recurrent_layers_of_a_program_have_their_weights_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fence around each parameter would leave them apart, and cuDNN would copy them in every call that is timed."""
+    spec = KernelSpec.from_module(torch.nn.LSTM(4, 8), (torch.randn(3, 2, 4),))
+    source = Program.start(capture_spec(spec)).source
+    flattened: list[list[int]] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda w: True)
+    monkeypatch.setattr(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+    monkeypatch.setattr(
+        torch, "_cudnn_rnn_flatten_weight", lambda weights, *_: flattened.append([w.data_ptr() for w in weights])
+    )
+    worker = Worker(spec, torch.device("cpu"))
+    worker.load(source)
+    assert flattened[-1] == [p.data_ptr() for p in worker.model.parameters()]
