@@ -30,7 +30,6 @@ from qimeng.envs.judge.input_validity import (
 from qimeng.envs.judge.random_operators import can_repeat, random_operators
 from qimeng.envs.judge.spec_notes import remarks_on
 from qimeng.envs.workers import tensor_bits
-from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.outputs import Facts, describe
 from qimeng.envs.workers.stopwatch import FRESH_SHARE
 from qimeng.envs.workers.worker_setup import Draw, Parameters
@@ -41,6 +40,7 @@ from qimeng.graph.zeros import zeros_are_signed
 from qimeng.spec import KernelSpec
 from qimeng.spec.declared import weight_form
 from qimeng.spec.distributions import EXAMPLES, distributions_of
+from qimeng.spec.modes import precision
 from qimeng.spec.patience import patience
 from qimeng.spec.perturb import SHARES, seed_of
 from qimeng.spec.seeding import seed_generators

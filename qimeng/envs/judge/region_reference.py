@@ -22,7 +22,6 @@ from qimeng.envs.errors.nearby_inputs import second_look
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.verdicts import Tally
 from qimeng.envs.workers.forkserver import Process
-from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.outputs import Facts, describe
 from qimeng.envs.workers.regions import inputs_of_region
 from qimeng.envs.workers.worker_setup import Draw
@@ -31,6 +30,7 @@ from qimeng.graph.region import Region
 from qimeng.program.program import Program, load_source, torch_implementation
 from qimeng.spec import EXAMPLES
 from qimeng.spec.kept import take_state
+from qimeng.spec.modes import precision
 from qimeng.spec.seeding import seed_generators
 
 
