@@ -46,7 +46,7 @@ def rounded_up(inputs: Sequence[Any], share: float) -> tuple[Any, ...]:
 
 
 def _up(x: torch.Tensor, share: float) -> torch.Tensor:
-    return torch.add(x, x.abs(), alpha=share) if x.is_floating_point() else x
+    return torch.add(x, x.abs(), alpha=share) if x.is_floating_point() and x.dtype.itemsize > 1 else x
 
 
 __all__ = ["RoundedUp", "rounded_up"]

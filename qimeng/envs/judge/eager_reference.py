@@ -33,7 +33,7 @@ from qimeng.envs.workers import tensor_bits
 from qimeng.envs.workers.outputs import Facts, describe
 from qimeng.envs.workers.stopwatch import FRESH_SHARE
 from qimeng.envs.workers.worker_setup import Draw, Parameters
-from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.opgraph import OpGraph, places_of
 from qimeng.graph.ops import longest_reduction
 from qimeng.graph.state import settled_nodes
 from qimeng.graph.zeros import zeros_are_signed
@@ -114,6 +114,8 @@ class EagerReference:
         self.input_sets = 1
         self._jumps: bool | None = None  # unknown
         self._keeps_signs, self._other_buffers = True, False  # until `_look` knows
+        around = graph.around if graph is not None else None
+        self._updating = places_of(graph.outputs, around.updates) if graph is not None and around else frozenset()
         self._known_updates = {key for key, _ in graph.mutations} if graph is not None else set()
         self._signed = graph is not None and bool(graph.nodes) and zeros_are_signed(graph)
         if graph is not None and graph.nodes:
