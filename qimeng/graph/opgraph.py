@@ -304,6 +304,7 @@ __all__ = [
     "Value",
     "itemsize",
     "map_values",
+    "places_of",
     "row_major",
     "same_operators",
     "values_in",
