@@ -17,12 +17,12 @@ from qimeng.envs.judge.trials import SEARCH_TRIALS
 from qimeng.envs.judge.verdicts import Judge, Verdict
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.workers.forkserver import START_S, Process, WorkerFailed
-from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.envs.workers.worker_setup import Setup
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
+from qimeng.spec.modes import precision
 
 CALL_S = 60.0
 """Seconds after which a call counts as hung."""

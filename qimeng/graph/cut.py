@@ -81,6 +81,7 @@ def cut(region: Region) -> Cut:
         around=Surroundings(
             frozenset(v for v in deciding_values(graph) if v.node in inside),
             frozenset(v for v in shown_halves(graph) if v.node in inside),
+            frozenset(v for v in graph.updates if v.node in inside),
         ),
     )
     target = Region(made, region.nodes, region.outputs)

@@ -6,7 +6,7 @@ how it is partitioned or how any of it is implemented.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -105,10 +105,12 @@ class Surroundings:
     Attributes:
         decides: values that a later operator decides on (`qimeng.graph.deciding`).
         shows: values of half types whose rounding shows in a result (`qimeng.graph.rounding`).
+        updates: values that buffers get: part of how they are judged, and of no program's identity.
     """
 
     decides: frozenset[Value] = frozenset()
     shows: frozenset[Value] = frozenset()
+    updates: frozenset[Value] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,11 @@ class OpGraph:
     around: Surroundings | None = None
     shares: Mapping[str, BlockShares] = field(default_factory=dict)
 
+    @property
+    def updates(self) -> frozenset[Value]:
+        """The values that buffers get, of this graph or of the one that it was cut from."""
+        return frozenset(v for _, v in self.mutations) | (self.around.updates if self.around else frozenset())
+
     def __repr__(self) -> str:
         count = sum(1 for _ in self.ops())
         return f"<OpGraph: inputs {self.n_inputs}, operators {count}, outputs {len(self.outputs)}>"
@@ -224,6 +231,12 @@ class OpGraph:
             for value in dict.fromkeys(node.operands()):
                 table.setdefault(value, []).append(node.name)
         return table
+
+
+def places_of(outputs: Iterable[Any], values: Set[Value]) -> frozenset[int]:
+    """Which of the tensors among `outputs` are `values`."""
+    tensors = [x for x in outputs if isinstance(x, Value)]
+    return frozenset(i for i, x in enumerate(tensors) if x in values)
 
 
 def same_operators(one: OpGraph, other: OpGraph) -> bool:
@@ -291,6 +304,7 @@ __all__ = [
     "Value",
     "itemsize",
     "map_values",
+    "places_of",
     "row_major",
     "same_operators",
     "values_in",

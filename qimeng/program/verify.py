@@ -6,9 +6,8 @@ Knows nothing about kernels or timing.
 
 from __future__ import annotations
 
-import copy
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,11 +27,13 @@ from qimeng.graph.on_device import for_device
 from qimeng.graph.opgraph import OpGraph, Value, same_operators
 from qimeng.graph.state import is_state, updated_tables
 from qimeng.graph.structure import structure_of
+from qimeng.program.in_double import InDouble
 from qimeng.program.program import Program, load_source
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
 from qimeng.spec.attributes import held_in
 from qimeng.spec.check import missing_on_cpu
 from qimeng.spec.kept import make_state
+from qimeng.spec.modes import precision
 from qimeng.spec.patience import TooLong, left_s, patience
 from qimeng.spec.reduce import MUCH, RUNNABLE
 from qimeng.spec.returned import opened
@@ -40,10 +41,6 @@ from qimeng.spec.seeding import seed_generators
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Differences between two orders of the same arithmetic; a graph that computes something else is far outside."""
-
-
-NEAR = 4.0
-"""Times the module's own error that the graph's may be, as for any program (`qimeng.spec.Tolerances`)."""
 
 
 SEED = 0
@@ -289,16 +286,17 @@ def _hold_against(spec: KernelSpec, graph: OpGraph, orders: Mapping[int, tuple[i
     make_state(module, updated_tables(graph))  # a file's may be drawn at random, on this device as nowhere else
     with tempfile.TemporaryDirectory(prefix="qimeng_verify_") as folder:
         model = load_source(Program.start(graph).source, "qimeng_verify", folder).Model().to(device)
+    updated = {key for key, _ in graph.mutations}
     for seed, distribution in ((0, EXAMPLES), (1, "given"), (2, "given")):
         if seed == 2:
             perturb_parameters(module, seed)
         _load(model, module)
         inputs = spec.inputs(seed, device, distribution)
         for _ in range(2 if distribution == EXAMPLES else 1):
-            _compare(module, model, inputs)
+            _compare(module, model, inputs, updated)
     inputs = spec.inputs(3, device)
     for changed in _other_numbers(inputs, graph):
-        _compare(module, model, changed, may_fail=True)
+        _compare(module, model, changed, updated, may_fail=True)
     for position, changed in _refused(inputs, graph):
         try:
             _run(model, changed)
@@ -345,15 +343,27 @@ def _load(model: torch.nn.Module, module: torch.nn.Module) -> None:
 
 
 def _run(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
-    with torch.no_grad():
+    """What a call returns; in fp32's own precision, beside which the roundings of TF32 would hide differences."""
+    with torch.no_grad(), precision("highest"):
         seed_generators(SEED)
         return opened(module(*inputs))
 
 
-def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any, ...], may_fail: bool = False) -> None:
-    """One call of both; where the module itself may fail on `inputs`, that settles nothing."""
+def _compare(
+    module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any, ...], updated: Set[str], may_fail: bool = False
+) -> None:
+    """One call of both; where the module itself may fail on `inputs`, that settles nothing.
+
+    Args:
+        module: the module.
+        model: the graph's.
+        inputs: of the call.
+        updated: names of the buffers that the graph updates.
+        may_fail: whether the module may.
+    """
     held = held_in(module)
     before = {name: list(map(_mark, leaves)) for name, leaves in held.items()}
+    exact = InDouble(module, inputs, {name: b.clone() for name, b in module.named_buffers() if name in updated}, _run)
     try:
         expected = _run(module, inputs)
     except Exception as error:  # the user's module may raise anything
@@ -371,18 +381,18 @@ def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any,
         raise CaptureError(f"the module returns {tree}, the graph {other}")
     buffers = dict(model.named_buffers())
     state = {n: b for n, b in module.named_buffers() if n in buffers}
-    for i, (a, b) in enumerate(zip(wanted, got, strict=True)):
+    pairs: list[tuple[int | str, tuple[Any, Any]]] = [
+        *enumerate(zip(wanted, got, strict=True)),
+        *((name, (b, buffers[name])) for name, b in state.items()),
+    ]
+    for which, (a, b) in pairs:
         try:
-            _same(f"output {i}", a, b)
+            _same(f"output {which}" if isinstance(which, int) else f"buffer {which}", a, b)
         except CaptureError as other:
-            if not isinstance(other, _OtherValues) or not _as_near(a, b, _in_double(module, inputs, i, a)):
+            if not isinstance(other, _OtherValues) or not exact.is_rounding(which, a, b):
                 raise type(other)(f"{other}{_reason(before, held_in(module), seeds)}") from None
-        _same_strides(i, a, b)
-    for name, buffer in state.items():
-        try:
-            _same(f"buffer {name}", buffer, buffers[name])
-        except CaptureError as other:
-            raise type(other)(f"{other}{_reason(before, held_in(module), seeds)}") from None
+        if isinstance(which, int):
+            _same_strides(which, a, b)
     here = [*_pytree.tree_leaves(inputs), *state.values()]
     there = [*_pytree.tree_leaves(inputs), *(buffers[n] for n in state)]
     for i, (a, b) in enumerate(zip(wanted, got, strict=True)):
@@ -437,30 +447,6 @@ def _same(what: str, a: Any, b: Any) -> None:
     if not torch.allclose(x, y, rtol=limit, atol=limit * scale, equal_nan=True):
         worst = float((x - y).abs().nan_to_num(torch.inf).max())
         raise _OtherValues(f"{what} differs by up to {worst:.3g} where values reach {scale:.3g}")
-
-
-def _in_double(module: torch.nn.Module, inputs: tuple[Any, ...], number: int, given: torch.Tensor) -> Any:
-    """Output `number` of the module in float64; None where it does not run there or another call does not give `given`.
-
-    A module that counts its calls answers otherwise each time, and float64 would then be the result of another call.
-    """
-    try:
-        again = _pytree.tree_leaves(_run(copy.deepcopy(module), inputs))[number]
-        if not torch.equal(again.nan_to_num(), given.nan_to_num()):
-            return None
-        twin = copy.deepcopy(module).double()
-        raised = _pytree.tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, inputs)
-        return _pytree.tree_leaves(_run(twin, raised))[number]
-    except Exception:  # noqa: BLE001  the user's module may raise anything
-        return None
-
-
-def _as_near(a: torch.Tensor, b: torch.Tensor, exact: Any) -> bool:
-    """Whether `b` is as near to `exact` as `a` is: what cancels to nearly nothing is all rounding in both."""
-    if not isinstance(exact, torch.Tensor) or exact.shape != a.shape or exact.dtype is not torch.float64:
-        return False
-    error, own = ((t.double() - exact).abs().amax() for t in (b, a))
-    return bool(error <= NEAR * own) and bool(own.isfinite())
 
 
 def _same_strides(number: int, a: Any, b: Any) -> None:

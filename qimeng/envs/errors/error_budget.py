@@ -88,6 +88,10 @@ class Expected:
         """The same value with the budget that follows from the worse of both trials' figures."""
         return replace(self, error=self.error.worst(other.error), floor=self.floor.worst(other.floor))
 
+    def allowing(self, moved: Error) -> Expected:
+        """The same value that may be off by `moved` in any case, besides what may be already."""
+        return replace(self, floor=self.floor + moved)
+
     def excused(self, error: Error) -> Expected:
         """The same value with a budget that `error` is within."""
         return replace(self, floor=self.floor.worst(error))
@@ -108,6 +112,16 @@ def floor(dtype: torch.dtype, roundings: float, moved: Error, ulps: float = Tole
     eps, single = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
     allowed = ulps * eps * (1.0 if eps <= single else HALF_SHARE) + min(eps, single) / 2 * roundings
     return Error(allowed, allowed, allowed, allowed) + moved
+
+
+def share_of_sums(dtype: torch.dtype, ulps: float = Tolerances.floor_ulp) -> float:
+    """What any program may lose in each operator, as a share of what it adds: half types are added in fp32.
+
+    Args:
+        dtype: of the specification.
+        ulps: units in the last place.
+    """
+    return ulps * min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
 
 
 def roundings(terms: int, independent: bool = True) -> float:
@@ -252,4 +266,4 @@ def _position(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(at))
 
 
-__all__ = ["Expected", "check", "floor", "outliers", "roundings", "same_but_for_few"]
+__all__ = ["Expected", "check", "floor", "outliers", "roundings", "same_but_for_few", "share_of_sums"]

@@ -25,7 +25,6 @@ from qimeng.envs.judge.verdicts import Judge, Verdict
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.screening.origin import foreign, known
 from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
-from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.envs.workers.worker_setup import Setup
 from qimeng.errors import CoderError
@@ -37,6 +36,7 @@ from qimeng.program.program import Program, torch_implementation
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from qimeng.spec.dispatch import DispatchMode
+from qimeng.spec.modes import precision
 
 PRELOAD = ("torch", "qimeng.envs.workers.worker", "qimeng.envs.estimate.interpreter:ready")
 """What the fork server imports. Its Triton is one that interprets, so that it serves no other process."""

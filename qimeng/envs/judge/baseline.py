@@ -17,7 +17,6 @@ from qimeng.envs.errors.float64 import tensors_in
 from qimeng.envs.workers.call_batch import Batch
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.forkserver import FEW_QUEUES, ForkServer, Process
-from qimeng.envs.workers.modes import set_mode
 from qimeng.envs.workers.service import Answer, serve
 from qimeng.envs.workers.shared_buffers import Layout
 from qimeng.envs.workers.stopwatch import Effort, Samples, Stopwatch
@@ -25,6 +24,7 @@ from qimeng.envs.workers.worker_setup import Draw, Setup, open_device
 from qimeng.interfaces import Timing
 from qimeng.spec import KernelSpec, perturb_parameters
 from qimeng.spec.declared_linear import read_declared
+from qimeng.spec.modes import set_mode
 
 EAGER = "eager"
 SLOWER, SLOWER_MS = 1.25, 0.005

@@ -30,17 +30,17 @@ from qimeng.envs.judge.input_validity import (
 from qimeng.envs.judge.random_operators import can_repeat, random_operators
 from qimeng.envs.judge.spec_notes import remarks_on
 from qimeng.envs.workers import tensor_bits
-from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.outputs import Facts, describe
 from qimeng.envs.workers.stopwatch import FRESH_SHARE
 from qimeng.envs.workers.worker_setup import Draw, Parameters
-from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.opgraph import OpGraph, places_of
 from qimeng.graph.ops import longest_reduction
 from qimeng.graph.state import settled_nodes
 from qimeng.graph.zeros import zeros_are_signed
 from qimeng.spec import KernelSpec
 from qimeng.spec.declared import weight_form
 from qimeng.spec.distributions import EXAMPLES, distributions_of
+from qimeng.spec.modes import precision
 from qimeng.spec.patience import patience
 from qimeng.spec.perturb import SHARES, seed_of
 from qimeng.spec.seeding import seed_generators
@@ -114,6 +114,8 @@ class EagerReference:
         self.input_sets = 1
         self._jumps: bool | None = None  # unknown
         self._keeps_signs, self._other_buffers = True, False  # until `_look` knows
+        around = graph.around if graph is not None else None
+        self._updating = places_of(graph.outputs, around.updates) if graph is not None and around else frozenset()
         self._known_updates = {key for key, _ in graph.mutations} if graph is not None else set()
         self._signed = graph is not None and bool(graph.nodes) and zeros_are_signed(graph)
         if graph is not None and graph.nodes:

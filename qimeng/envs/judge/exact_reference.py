@@ -24,6 +24,7 @@ from qimeng.envs.judge.eager_reference import EagerReference, InputsRefused
 from qimeng.envs.judge.random_operators import Draws, draws_of, repeating
 from qimeng.envs.judge.trials import Trial
 from qimeng.envs.workers.worker_setup import Draw, copy_state
+from qimeng.graph.rounded_up import RoundedUp, rounded_up
 from qimeng.spec.distributions import WILD
 
 LARGE = 64 << 20
@@ -158,10 +159,7 @@ class ExactReference(EagerReference):
         self, draw: Draw, near: Near | None
     ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
         inputs = to_double(self.inputs(draw, near), self._place)
-        draws: Draws | None = None
-        if self.random:
-            self.state(draw, near)
-            draws = draws_of(partial(self._eager, self.inputs(draw, near), draw.seed))
+        draws = self._draws(draw, near)
         module = self._exact_module(self.state(draw, near))
         seldom = self.plan.tidy or (near is None and sum(self.output_bytes) >= LARGE)
         known = self._moved.get(draw.distribution) if seldom else None
@@ -186,6 +184,43 @@ class ExactReference(EagerReference):
         if draw.distribution not in WILD:
             self._moved[draw.distribution] = moved
         return [x.to(self.device) for x in exact], buffers, moved
+
+    def _draws(self, draw: Draw, near: Near | None) -> Draws | None:
+        """What eager draws at random; None where it draws nothing."""
+        if not self.random:
+            return None
+        self.state(draw, near)
+        return draws_of(partial(self._eager, self.inputs(draw, near), draw.seed))
+
+    def _allow_sums(self, trial: Trial) -> None:
+        """Let what buffers get be off by roundings of what is added, in each operator (`qimeng.graph.rounded_up`).
+
+        A mean whose terms cancel is all rounding. Eager's own is as large as its way to add makes it, and other ways
+        have several times that. Outputs get nothing: beside what long sums add, a lower precision would not show.
+        """
+        if trial.allowing or self.kind != "float64":
+            return
+        trial.allowing = True
+        share = error_budget.share_of_sums(getattr(torch, self.spec.dtype), self.spec.tolerances.floor_ulp)
+        try:
+            draws = self._draws(trial.draw, None)
+            module = self._exact_module(self.state(trial.draw))
+            inputs = rounded_up(to_double(self.inputs(trial.draw), self._place), share)
+            with torch.no_grad(), RoundedUp(share):
+                outputs = _outputs(module, inputs, draws, self._jumps)
+        except torch.OutOfMemoryError:
+            return
+        finally:
+            self.tidy()
+
+        def allowing(expected: Expected, grown: torch.Tensor) -> Expected:
+            grown = grown.to(self.device)
+            return expected.allowing(discrete.error(grown, expected.value, bool(self._jumps)))
+
+        for number in self._updating:
+            trial.outputs[number] = allowing(trial.outputs[number], outputs[number])
+        state = module.state_dict()
+        trial.buffers = {key: allowing(e, state[key]) for key, e in trial.buffers.items()}
 
     def _is_rounding(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
         """Whether what is out of bounds is a matter of rounding, where results jump or nearly do.

@@ -20,11 +20,11 @@ from qimeng.device_lock import DeviceLock
 from qimeng.envs.judge.torch_compile_process import measure_alone
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.compile import Job
-from qimeng.envs.workers.modes import set_mode
 from qimeng.envs.workers.service import serve
 from qimeng.envs.workers.worker_setup import open_device
 from qimeng.graph.opgraph import Meta
 from qimeng.library import REGION
+from qimeng.spec.modes import set_mode
 
 
 def main(channel: Channel, mode: str, device: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from qimeng.envs.errors import accuracy, discrete
+from qimeng.envs.errors import accuracy, discrete, error_budget
 from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.errors.explained import as_right, explained
@@ -22,15 +22,17 @@ from qimeng.envs.errors.nearby_inputs import second_look
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.verdicts import Tally
 from qimeng.envs.workers.forkserver import Process
-from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.outputs import Facts, describe
 from qimeng.envs.workers.regions import inputs_of_region
 from qimeng.envs.workers.worker_setup import Draw
+from qimeng.graph.opgraph import places_of
 from qimeng.graph.ops import RANDOM
 from qimeng.graph.region import Region
+from qimeng.graph.rounded_up import RoundedUp, rounded_up
 from qimeng.program.program import Program, load_source, torch_implementation
 from qimeng.spec import EXAMPLES
 from qimeng.spec.kept import take_state
+from qimeng.spec.modes import precision
 from qimeng.spec.seeding import seed_generators
 
 
@@ -65,6 +67,7 @@ class RegionReference:
         self.held_by: Process | None = None
         self._references, self._module = references, load_source(self.source, folder=folder)
         self._nearby = 0
+        self._updating = places_of(region.outputs, region.graph.updates)
         self.facts, self.expected = self._evaluate()
 
     @property
@@ -81,6 +84,8 @@ class RegionReference:
             error: its error.
         """
         if accuracy.is_float(actual):
+            if number in self._updating:
+                self._allow_sums()
             wider = second_look(error, lambda: self.expected[number], self._look_nearby)
             if wider is not None:
                 return wider
@@ -121,6 +126,25 @@ class RegionReference:
             return False
         finally:
             references.tidy()
+
+    def _allow_sums(self) -> None:
+        """Let what buffers get be off by roundings of what is added, once (`References`)."""
+        updating, self._updating = self._updating, frozenset()
+        jumps = discrete.may_jump(self.region.graph, self.region.ops)
+        spec = self._references.spec
+        share = error_budget.share_of_sums(getattr(torch, spec.dtype), spec.tolerances.floor_ulp)
+        try:
+            function, arguments = self._call()
+            raised = rounded_up(_in_float64(arguments), share)
+            with torch.no_grad(), RoundedUp(share), nullcontext() if jumps else NamedAsDouble():
+                grown = tensors_in(function(*raised))
+        except _NOT_IN_DOUBLE:  # memory that runs out is a RuntimeError too
+            return
+        finally:
+            self._references.tidy()
+        for number in updating:
+            expected = self.expected[number]
+            self.expected[number] = expected.allowing(discrete.error(grown[number], expected.value, jumps))
 
     def _look_nearby(self) -> bool:
         """Widen what is expected by a run on inputs of the program nearby; False where no more are to be made."""

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from qimeng.envs.judge.region_values import DrawnLeaf, DrawnOrigin, all_different, leaf_of
-from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.regions import inputs_of_region
 from qimeng.errors import IllegalAction
 from qimeng.graph.cut import Cut, cut
@@ -27,6 +26,7 @@ from qimeng.program.recurrent import recurrent_section
 from qimeng.program.settled import Settled
 from qimeng.spec import EXAMPLES, KernelSpec
 from qimeng.spec.kept import take_state
+from qimeng.spec.modes import precision
 from qimeng.spec.origin import ExampleOrigin
 from qimeng.spec.seeding import seed_generators
 from qimeng.spec.ties import same_as, tied

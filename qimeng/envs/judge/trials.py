@@ -34,6 +34,7 @@ class Trial:
         eager: eager's outputs, where KernelBench's own rule is checked; else empty.
         uses: how often it was drawn from the pool.
         nearby: trials nearby that were made to widen its budgets, those that say nothing among them.
+        allowing: whether its updates may be off by roundings of what is added.
     """
 
     draw: Draw
@@ -42,6 +43,7 @@ class Trial:
     eager: list[torch.Tensor] = field(default_factory=list)
     uses: int = 0
     nearby: int = 0
+    allowing: bool = False
 
     @property
     def expected(self) -> list[Expected]:

@@ -217,10 +217,10 @@ def main(folder: str, device: str) -> None:
     import torch
 
     from qimeng.backend.load import load_kernels
-    from qimeng.envs.workers.modes import set_mode
     from qimeng.envs.workers.worker_setup import Parameters
     from qimeng.spec import KernelSpec
     from qimeng.spec.kept import take_state
+    from qimeng.spec.modes import set_mode
 
     spec = KernelSpec.from_bytes(Path(folder, "spec.bin").read_bytes())
     set_mode(spec.mode)

@@ -20,7 +20,6 @@ from qimeng.envs.sandbox import close_sockets, entered_here
 from qimeng.envs.workers import outputs
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.loaded_program import tampered
-from qimeng.envs.workers.modes import set_mode
 from qimeng.envs.workers.poison import poison
 from qimeng.envs.workers.preload import adopt_warm
 from qimeng.envs.workers.prepared_buffers import PreparedBuffers
@@ -34,6 +33,7 @@ from qimeng.envs.workers.worker_inputs import apart, foreign_inputs, put_into, t
 from qimeng.envs.workers.worker_setup import Draw, Setup, open_device
 from qimeng.program.program import Implementation
 from qimeng.spec import KernelSpec
+from qimeng.spec.modes import set_mode
 from qimeng.spec.seeding import seed_generators
 
 IDLE_BYTES = 1 << 30

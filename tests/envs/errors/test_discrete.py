@@ -15,11 +15,11 @@ from qimeng.envs.errors.explained import explained
 from qimeng.envs.estimate.interpret import gpu_arithmetic
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.region_reference import RegionReference
-from qimeng.envs.workers.modes import precision
 from qimeng.graph.region import merge
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
+from qimeng.spec.modes import precision
 
 PRODUCT = (torch.randn(128, 200), torch.randn(200, 128))
 ROWS = (torch.randn(512, 100),)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from qimeng.envs.errors import error_budget
 from qimeng.envs.estimate.interpret import Interpreter
 from qimeng.envs.judge.reference import References
+from qimeng.envs.judge.region_reference import RegionReference
+from qimeng.envs.judge.region_spec import region_spec
 from qimeng.graph.state import updated_tables
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
@@ -96,3 +100,92 @@ def test_a_result_of_no_dimensions_is_judged():
     spec = KernelSpec.from_function(lambda x: (x.softmax(0), x.cumsum(0)), (torch.tensor(2.5),))
     verdict = Interpreter(spec).check(Program.start(capture_spec(spec))).verdict
     assert verdict is not None and verdict.ok, verdict
+
+
+def exactly(x: torch.Tensor) -> torch.Tensor:
+    return x.double().mean(0).to(x.dtype)
+
+
+def in_blocks(x: torch.Tensor) -> torch.Tensor:
+    parts = x.view(1024, -1, x.shape[1])
+    return sum(sum(parts.unbind(0)).unbind(0)) / len(x)
+
+
+class Statistics(nn.Module):
+    """Keeps the mean of what has none, since a normalization comes before it.
+
+    Args:
+        mean: adds all rows.
+        update: makes the next running mean of the last one, of the rows and of their mean.
+    """
+
+    def __init__(self, mean: Callable[[torch.Tensor], torch.Tensor], update: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.mean, self.update = mean, update
+        self.mix = nn.Linear(8, 16, bias=False)
+        self.register_buffer("running_mean", torch.zeros(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x - self.mean(x)
+        y = self.mix(x * torch.rsqrt(self.mean(x * x) + 1e-5))
+        self.running_mean.copy_(self.update(self.running_mean, y, self.mean(y)))
+        return y.relu()
+
+
+UPDATES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "right": lambda kept, y, mean: 0.9 * kept + 0.1 * mean,
+    "momentum": lambda kept, y, mean: 0.8 * kept + 0.2 * mean,
+    "forgotten": lambda kept, y, mean: kept.clone(),
+    "twice": lambda kept, y, mean: 0.81 * kept + 0.19 * mean,
+    "a_row_missing": lambda kept, y, mean: 0.9 * kept + 0.1 * y[1:].sum(0) / len(y),
+    "of_magnitudes": lambda kept, y, mean: 0.9 * kept + 0.1 * y.abs().mean(0),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_a_mean_that_is_all_rounding_may_be_added_in_any_order_and_not_be_wrong(name: str) -> None:
+    torch.manual_seed(0)
+    module = Statistics(exactly, UPDATES["right"])
+    spec = KernelSpec.from_module(module, (torch.rand(2048, 8),), training=True).with_(accepts_any=True)
+    refs, candidate = References(spec, None, torch.device("cpu")), Statistics(in_blocks, UPDATES[name])
+    at_once, looked = [], []
+    for trial in refs.trials(2):
+        candidate.load_state_dict(refs.state(trial.draw))
+        with torch.no_grad():
+            candidate(*refs.inputs(trial.draw))
+        error, text = error_budget.check(candidate.running_mean, trial.expected[1])
+        at_once.append(text is None)
+        looked.append(text is None or refs.look_again(trial, 1, candidate.running_mean, error) is not None)
+    assert not all(at_once)
+    assert all(looked) == (name == "right")
+
+
+def test_a_region_that_makes_what_a_buffer_gets_may_add_in_any_order_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    parts = [nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16)]
+    spec = KernelSpec.from_module(nn.Sequential(*parts), (torch.rand(256, 8),), training=True).with_(accepts_any=True)
+    graph, cpu = capture_spec(spec), torch.device("cpu")
+    program = Program.start(graph)
+    mean = dict(graph.mutations)["3.running_mean"]
+    region = next(r for r in program.regions if mean in r.outputs)
+    number, output = region.outputs.index(mean), next(i for i, v in enumerate(region.outputs) if v.port == 0)
+    whole, alone = References(spec, graph, cpu), region_spec(spec, program, region, "cpu")
+    monkeypatch.setattr(whole, "parameter_seed", lambda: None)
+    part = RegionReference(whole, program, region, str(tmp_path))
+    refs = References(alone.spec, alone.program.graph, cpu)
+    trial = next(iter(refs.trials(1)))
+
+    def allowed(expected: error_budget.Expected, look: Callable[..., object], number: int, off: float) -> bool:
+        error, text = error_budget.check(actual := expected.value + off, expected)
+        return text is None or look(number, actual, error) is not None
+
+    for expected, look in (
+        (part.expected, part.look_again),
+        (trial.outputs, lambda *found: refs.look_again(trial, *found)),
+    ):
+        assert expected[number].value.abs().max() < 1e-7, "the last output has no mean"
+        assert allowed(expected[number], look, number, 4e-8)
+        assert not allowed(expected[number], look, number, 1e-4)
+        assert not allowed(expected[output], look, output, 1e-2)
