@@ -58,10 +58,10 @@ class Algebra(Kind):
         found, _ = find_rewrites(program.graph, action.param)
         after = program.with_rewrites(found)
         note = f"{len(found)} rewrites: {len(program.called)} regions become {len(after.called)} a call"
-        return GraphRewrite(rewrites=found, note=note, each=new_loops(program, after, context))
+        return GraphRewrite(rewrites=found, note=note, each=_new_loops(program, after, context))
 
 
-def new_loops(before: Program, after: Program, context: Context) -> tuple[Region, ...]:
+def _new_loops(before: Program, after: Program, context: Context) -> tuple[Region, ...]:
     """One of each unlike loop over steps that only `after` has, where the coder prints a kernel for it.
 
     On PyTorch such a loop launches each operator of each step, and takes a hundred times as long as its kernel.

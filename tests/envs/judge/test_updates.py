@@ -172,7 +172,7 @@ def test_a_region_that_makes_what_a_buffer_gets_may_add_in_any_order_too(
     region = next(r for r in program.regions if mean in r.outputs)
     number, output = region.outputs.index(mean), next(i for i, v in enumerate(region.outputs) if v.port == 0)
     whole, alone = References(spec, graph, cpu), region_spec(spec, program, region, "cpu")
-    monkeypatch.setattr(whole, "parameter_seed", lambda: None)
+    monkeypatch.setattr(whole, "timed_parameter_seed", lambda: None)
     part = RegionReference(whole, program, region, str(tmp_path))
     refs = References(alone.spec, alone.program.graph, cpu)
     trial = next(iter(refs.trials(1)))
