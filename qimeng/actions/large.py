@@ -15,12 +15,17 @@ MANY = 32
 
 
 def is_large(program: Program) -> bool:
-    """Whether a program has `MANY` operators or more, views not counted; stays true as it is fused."""
+    """Whether a program has `MANY` operators or more; stays true as it is fused."""
+    return operators(program) >= MANY
+
+
+def operators(program: Program) -> int:
+    """Operators that a call computes, views not counted."""
     known = program.graph.memo
     if "operators" not in known:
         settled = settled_nodes(program.graph)
         known["operators"] = sum(n.packet not in VIEWS and n.name not in settled for n in program.graph.ops())
-    return bool(known["operators"] >= MANY)
+    return int(known["operators"])
 
 
 def unlike(program: Program) -> tuple[Region, ...]:
@@ -31,4 +36,4 @@ def unlike(program: Program) -> tuple[Region, ...]:
     return tuple(found.values())
 
 
-__all__ = ["MANY", "is_large", "unlike"]
+__all__ = ["MANY", "is_large", "operators", "unlike"]

@@ -1,14 +1,15 @@
 """What PyTorch itself offers for a large computation, tried before a search begins.
 
 A search may use up its budget on a network before it finds anything. One launch of all of eager's kernels, and then
-TorchInductor's code launched so, take two evaluations. They are steps on a branch: the search begins where it would
-have begun, and the best of them is returned where it finds nothing better. Knows nothing about how either is written.
+TorchInductor's code launched so, take two evaluations; of a smaller one, TorchInductor's code takes one. They are steps
+on a branch: the search begins where it would have begun, and the best of them is returned where it finds nothing
+better. Knows nothing about how either is written.
 """
 
 from __future__ import annotations
 
 from qimeng.actions import check_action, kind_named
-from qimeng.actions.large import is_large
+from qimeng.actions.large import is_large, operators
 from qimeng.envs.steps.session import Session
 from qimeng.errors import IllegalAction
 from qimeng.interfaces import Action
@@ -17,6 +18,9 @@ from qimeng.program.launch import CUDA_GRAPH
 
 STEPS = (Action("launch", (), CUDA_GRAPH), Action("library", (), "inductor"))
 """In this order, so that the second is judged once, as one launch; where the first is refused, by itself."""
+
+SEVERAL = 8
+"""Operators from which on the second is tried: a search that writes kernels for so many may end before it is done."""
 
 
 def submit_first(session: Session) -> None:
@@ -49,7 +53,7 @@ def submit_first(session: Session) -> None:
 
 
 def compiled_first(session: Session) -> tuple[Session, Action] | None:
-    """Take `STEPS` on a branch of `session`, where its computation is large and times are measured.
+    """Take `STEPS` on a branch of `session` where times are measured; the second alone where it is not large.
 
     They are taken as long as one more evaluation fits the budget: a final verification that takes longer is worth it.
     What TorchInductor has not compiled by then is not waited for: the search goes on meanwhile.
@@ -62,10 +66,10 @@ def compiled_first(session: Session) -> tuple[Session, Action] | None:
         leaves time for it (`Ledger.later`).
     """
     task, start = session.task, session.begin()
-    if not is_large(task.start) or start.timing is None or start.timing.estimated:
+    if operators(task.start) < SEVERAL or start.timing is None or start.timing.estimated:
         return None
     branch, found = session.fork(library_share=0.0), None
-    for action in STEPS:
+    for action in STEPS if is_large(task.start) else STEPS[1:]:
         if not _has_room(branch):
             return None
         try:
@@ -100,4 +104,4 @@ def _has_room(branch: Session) -> bool:
     return branch.exhausted() in (None, "seconds") and ledger.seconds_left > 2 * ledger.longest
 
 
-__all__ = ["STEPS", "compiled_first", "compiled_last", "submit_first"]
+__all__ = ["SEVERAL", "STEPS", "compiled_first", "compiled_last", "submit_first"]

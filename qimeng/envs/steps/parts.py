@@ -5,10 +5,12 @@ Deals in the parts of one patch (`Patch.others`). Knows nothing about how progra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 from qimeng.envs.steps.state import State
+from qimeng.errors import CoderError, IllegalAction
 from qimeng.interfaces import Action, Patch, Step
 from qimeng.program.program import Program
 
@@ -34,12 +36,20 @@ class Judged(Protocol):
         """Continue from an earlier state."""
 
 
-def verify_parts(session: Judged, action: Action, patch: Patch) -> Step:
+def verify_parts(session: Judged, action: Action, patch: Patch, exactly: Callable[[], Patch] | None = None) -> Step:
     """Judge all kernels of `patch` together, and advance with those that are right and not slower.
 
-    Where the program is refused, the kernels that the message names are left out, or, where it names none, each half is
-    judged by itself, and so on. Where the program is right, it is judged once more without the kernels that take longer
-    than what they replace; the faster of the two programs stays. All this ends with the session's budget.
+    Where the program is wrong, all kernels are written once more in fp32's precision: PyTorch may compute in it where
+    it may take TF32, as cuDNN does for many convolutions. Where that is refused, the kernels that the message names are
+    left out, or, where it names none, each half is judged by itself, and so on. Where the program is right, it is
+    judged once more without the kernels that take longer than what they replace; the faster of the two programs stays.
+    All this ends with the session's budget.
+
+    Args:
+        session: at the program that the patch is for.
+        action: what the patch carries out.
+        patch: with several kernels.
+        exactly: writes the patch in fp32's precision; None where there is no such patch.
     """
     start, taken, waiting = session.state, list[str](), [patch]
     found: Step | None = None
@@ -50,6 +60,9 @@ def verify_parts(session: Judged, action: Action, patch: Patch) -> Step:
         session.keep(before.program, step, part)
         if step.accepted:
             taken += [region for region, _ in part.others]
+        elif part is patch and (exact := _exact(step, patch, exactly)) is not None:
+            patch = exact
+            waiting.append(exact)
         else:
             waiting += _smaller(part, step, before)
         found = step if step.accepted or found is None or not found.accepted else found
@@ -66,6 +79,17 @@ def verify_parts(session: Judged, action: Action, patch: Patch) -> Step:
         return step
     session.return_to(reached)
     return found
+
+
+def _exact(step: Step, patch: Patch, exactly: Callable[[], Patch] | None) -> Patch | None:
+    """What `exactly` writes, where `patch` is wrong and that is another patch."""
+    if exactly is None or step.evaluation is None or step.evaluation.failure != "wrong":
+        return None
+    try:
+        written = exactly()
+    except (CoderError, IllegalAction):
+        return None
+    return written if written.others and written.digest() != patch.digest() else None
 
 
 def slower(before: State, after: State, regions: list[str]) -> set[str]:

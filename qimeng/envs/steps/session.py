@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from qimeng.actions import check_action, each_lowered, kind_named, kinds, legal_actions
 from qimeng.envs.judge.gates.first_call import warms_up
@@ -326,7 +327,8 @@ class Session:
                 break
             tried.add(subject)
             if patch.others:
-                step = verify_parts(self, action, patch)
+                exactly = partial(self.written, replace(request, mode="highest"))
+                step = verify_parts(self, action, patch, exactly)
             else:
                 step = self.verify(action, patch)
                 self.keep(program, step, patch)
@@ -461,7 +463,7 @@ class Session:
         evaluation = self.task.judged(program, patch, asked, ledger.submitted, library_s)
         waited = ledger.waited() - waited
         took = ledger.clock() - began - waited
-        ledger.waiting = max(ledger.waiting, waited)
+        ledger.waiting = ledger.waited() / (ledger.evaluations + 1)
         if patch is not None and (patch.others or warms_up(patch.apply(program, evaluation.chosen))):
             spent = evaluation.seconds  # later programs have most of these kernels
             took -= min(took, spent.get("compile", 0.0) + spent.get("library", 0.0))

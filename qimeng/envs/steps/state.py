@@ -186,7 +186,7 @@ class Ledger:
             against `Budget.seconds`.
         evaluations: programs sent to the judge.
         longest: seconds of the longest evaluation after the first.
-        waiting: seconds that one evaluation has waited at most.
+        waiting: seconds that an evaluation has waited, in the mean.
         later: steps that are taken after the search, for which it leaves time (`qimeng.envs.steps.compiled_first`).
         writing: seconds that the coder took longest.
         final: seconds that a final verification takes, by what the first evaluation took; 0 where later ones show it.
@@ -235,7 +235,7 @@ class Ledger:
     def seconds_left(self) -> float:
         """Seconds left to work: of the budget, or until the wall limit where that comes first.
 
-        Until the wall limit, one step and the final verification are expected to wait as long as any evaluation did.
+        Until the wall limit, one step and the final verification are expected to wait as long as evaluations did.
         """
         passed = self.clock() - self.began
         in_budget = self.budget.seconds - (passed - self.waited())

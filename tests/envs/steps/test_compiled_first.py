@@ -11,6 +11,7 @@ import torch
 
 from qimeng import KernelSpec
 from qimeng.actions.large import MANY
+from qimeng.envs.steps.compiled_first import SEVERAL
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
@@ -87,6 +88,23 @@ def test_one_launch_is_left_where_the_code_is_wrong(network: OpGraph) -> None:
 @pytest.mark.parametrize("estimated", [False, True])
 def test_small_computations_and_estimates_go_without(graph: OpGraph, network: OpGraph, estimated: bool) -> None:
     assert run(network if estimated else graph, OfPyTorch(estimated=estimated)).evaluations == 1
+
+
+def test_of_several_operators_the_code_alone_is_tried() -> None:
+    class Block(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(SEVERAL):
+                x = torch.softmax(x, 0)
+            return x
+
+    class AtOnce(OfPyTorch):
+        def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+            found, after = super().judge(program, patch), program if patch is None else patch.apply(program)
+            return replace(found, timing=Timing(COMPILED, 0.001)) if self.is_compiled(after) else found
+
+    block = capture_spec(KernelSpec.from_module(Block(), (torch.rand(4, 4),)), verify=False)
+    result = run(block, AtOnce(), "lowering", evaluations=2)
+    assert [s.action.kind for s in result.recipe.steps] == ["library"] and result.evaluation.ms == COMPILED
 
 
 def test_the_code_of_a_small_computation_is_begun_all_the_same(graph: OpGraph) -> None:

@@ -124,6 +124,26 @@ def test_a_step_of_which_nothing_is_right_is_refused() -> None:
     assert made.state.program.on_pytorch and ALL in made.state.masked
 
 
+def test_kernels_that_are_wrong_are_written_once_in_the_precision_of_fp32() -> None:
+    """PyTorch computes in it where it may take TF32, and then the kernels on tensor cores are too far off."""
+
+    class Modes(FakeCoder):
+        def write(self, request: Request) -> Patch:
+            patch = super().write(request)
+            made = [replace(i, source=f"# {request.mode}\n{i.source}") for i in patch.alternatives]
+            return replace(patch, alternatives=tuple(made))
+
+    def coarse(program: Program) -> str | None:
+        written = [program.implementation(r).source for r in program.regions if program.implementation(r).generated]
+        return "wrong result" if any(text.startswith("# default") for text in written) else None
+
+    start, judge = Program.start(GRAPH), FakeEvaluator(H200, coarse, estimated=True)
+    made = Session(Task(start, Context(H200, Modes()), judge, Conditions("x", H200.name, estimated=True)), Budget(1e9))
+    made.begin()
+    assert made.step(ALL).accepted and made.ledger.evaluations == 3
+    assert lowered(made) == {r.label() for r in start.regions}
+
+
 LAYERS = Action("algebra", (), "layers")
 RECURRENT = capture_spec(KernelSpec.of(torch.nn.GRU(8, 8, 2), (torch.rand(3, 2, 8),)))
 

@@ -61,6 +61,12 @@ def test_the_wall_limit_counts_waiting_and_leaves_time_to_verify(graph: OpGraph)
     assert 80.0 < judge.clock.now <= 100.0, "a step and the verification were expected to wait as others did"
 
 
+def test_one_long_wait_does_not_end_a_search(graph: OpGraph) -> None:
+    judge = Shared(lambda call: 45.0 if call == 2 else 0.0)
+    result = run(graph, judge, wall_seconds=120.0)
+    assert judge.finals == 1 and result.evaluation.ok and judge.clock.now > 90.0
+
+
 def test_what_there_is_no_time_to_verify_is_not_returned(graph: OpGraph) -> None:
     judge = Shared(lambda call: 45.0 if call == 2 else 0.0)
     result = run(graph, judge, *["fusion"] * 2, "lowering", "lowering", wall_seconds=54.0)
