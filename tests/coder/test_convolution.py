@@ -416,6 +416,17 @@ def test_lowering_tries_tf32_of_a_copy_and_of_the_tensor() -> None:
         assert all(s.staged for s in exact if s.inline != "a"), "windows are never packed one by one"
 
 
+def test_lowering_tries_the_precision_of_fp32_last_where_eager_may_take_tf32() -> None:
+    family, h200 = Gemm(), device_named("h200")
+    plan = cases()["one by one"].planned[2]
+    start = family.default(plan, h200, "default")
+    found = {mode: [s.precision for s in family.guesses(plan, start, h200, mode)] for mode in ("default", "high")}
+    assert found["default"][0] == "fp16" and found["default"][-1] == "fp16x3", "cuDNN may compute in fp32"
+    assert "fp16x3" not in found["high"], "every product takes TF32"
+    assert family.unmeasured(plan, h200, "default").precision == "fp16"
+    assert family.unmeasured(plan, h200, "highest").precision == "fp16x3"
+
+
 def test_phases_are_written_side_by_side() -> None:
     assert cases()["transposed, phases"].planned[2].interleaved
     assert not cases()["groups"].planned[2].interleaved and not cases()["padded"].planned[2].interleaved

@@ -228,7 +228,7 @@ def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
     from a copy that holds planes, or in TF32 where that is admitted: without a copy, planes of them would have to be
     scaled window by window. cuDNN computes convolutions of few channels in fp32 even then, and its error is the budget:
     there fp32's precision comes first. It comes last for others, since cuDNN takes fp32 for some of them as well (large
-    transposed ones); where memory binds a convolution, that costs little.
+    transposed ones, groups); where memory binds a convolution, that costs little.
     """
     if plan.mode(mode) == "high":
         if never_copied(plan):
@@ -236,7 +236,8 @@ def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
                 return (*_copied(plan, "fp16x3"), "bf16x6", "tf32")
             exact = ("bf16x6",) if memory_binds(plan, device, "bf16x6") else _copied(plan, "fp16x3")
             return (*_copied(plan, "fp16"), "tf32", *exact)
-        return ("fp16", "tf32") if inline_sides(plan, device, "tf32") else ("fp16",)
+        once = ("tf32",) if inline_sides(plan, device, "tf32") else ()
+        return ("fp16", *once, *(("fp16x3",) if mode != "high" else ()))
     if never_copied(plan) and stageable(plan) is None:
         return (*_copied(plan, "fp16x3"), "bf16x6")
     once = inline_sides(plan, device, "bf16x3") and SCHEMES["bf16x3"].error <= budget(plan)
