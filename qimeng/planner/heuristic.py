@@ -214,7 +214,7 @@ class HeuristicPlanner(Planner):
             if at_roofline(region, ms, o):
                 continue
             back = next((a for kind in ("library", "unfuse") if (a := Action(kind, (region.id,))) in offered), None)
-            on_torch = None if has_product(region) else torch_ms(region, o)
+            on_torch = torch_ms(region, o)
             if back is not None and on_torch is not None and ms > HOPELESS * on_torch:
                 return back
             intents = () if self._stuck(region, o) else intents_in_order(region, ms, o)

@@ -75,6 +75,21 @@ def test_a_product_that_takes_hardly_any_time_is_lowered_after_what_takes_it():
     assert chosen(1.0, 0.3) == Action("lowering", (product,))
 
 
+def test_a_product_whose_kernel_is_much_slower_goes_back_to_the_library():
+    """As convolutions of groups that PyTorch computes in fp32, which a kernel on tensor cores may not."""
+    program = lowered(lambda x: (x @ x).relu() @ x, (64, 64))
+    region, other = program.regions[0], program.regions[-1]
+    step, back = Action("lowering", (region.id,)), Action("library", (region.id,))
+
+    def chosen(ms: float) -> Action:
+        times = dict.fromkeys((r.id for r in program.regions), 0.1) | {region.id: ms, other.id: 1.0}
+        found = Evaluation(Gate.PASSED, timing=Timing(sum(times.values())), eager=Timing(3.0), region_ms=times)
+        history, actions = (Step(step, found, True),), (back, Action("tiling", (region.id,), "taller"), Action("stop"))
+        return HeuristicPlanner().choose(Observation(program, actions, found, 3.0, 3.0, history, CONTEXT.device))
+
+    assert chosen(10.0) == back and chosen(0.5).kind != "library"
+
+
 @pytest.mark.parametrize("function", [torch.relu, lambda x: x / torch.sqrt((x * x).sum(1, keepdim=True))])
 def test_without_special_functions_they_are_not_tried(function):
     program = lowered(function)
