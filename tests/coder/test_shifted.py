@@ -133,7 +133,7 @@ def test_lowering_tries_them_first() -> None:
     wide = planned(lambda: Call(lambda s, x: conv(x, s.w, padding=1), w=(64, 32, 3, 3)), shapes((2, 32, 40, 40)))[2]
     found = family.guesses(wide, GemmSchedule(precision="ieee"), h200, "default")
     assert found[0].shifted and not all(s.shifted for s in found)
-    assert {s.precision for s in found if s.shifted} == {"fp16", "tf32"}
+    assert {s.precision for s in found if s.shifted} == {"fp16", "tf32", "fp16x3"}
     assert not any(s.shifted for s in family.guesses(wide, GemmSchedule(), device_named("a100"), "default"))
     assert not any(s.shifted for s in family.guesses(plan, GemmSchedule(), h200, "highest")), "16 channels"
 

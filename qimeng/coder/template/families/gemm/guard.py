@@ -11,12 +11,12 @@ A tile is at level 0, and computed from planes, where no row and no column has a
 K, the most that any row misses and the most that any column misses leave K / 64: then every sum has K / 64 terms of at
 least 2^-22 of (the row's largest times the column's largest), and what all tiny elements lose together is at most 2^-22
 of those. (One plane: K / 16 and 2^-12, where TF32 loses 2^-11 of every element.) The copy of a convolution's input has
-one scale and one loss for each image; there all elements count as missed. Level 1 is all else that keeps
-fp32's bits as three planes of bf16. Level 2 has rows with an infinity, a NaN, an element under 2^-110 (bf16 drops its
-last bits) or a largest magnitude outside 2^-60 to 2^60 (products of two such scales may leave fp32). Tiles above level
-0 are computed by the scheme's exact forms, in a kernel of their own; the host is never asked. The idea is that of
-A. Schwarz et al., Guaranteed DGEMM Accuracy While Using Reduced Precision Tensor Cores Through Extensions of the Ozaki
-Scheme, 2025.
+one scale for each image and losses for parts of it (see `losses`); there all elements count as missed. Level 1 is all
+else that keeps fp32's bits as three planes of bf16. Level 2 has rows with an infinity, a NaN, an element under 2^-110
+(bf16 drops its last bits) or a largest magnitude outside 2^-60 to 2^60 (products of two such scales may leave fp32).
+Tiles above level 0 are computed by the scheme's exact forms, in a kernel of their own; the host is never asked. The
+idea is that of A. Schwarz et al., Guaranteed DGEMM Accuracy While Using Reduced Precision Tensor Cores Through
+Extensions of the Ozaki Scheme, 2025.
 
 Deals in bits and kernel text. Knows nothing about blocks or the host.
 """

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from qimeng.coder.template.families.gemm.descriptors import described
+from qimeng.coder.template.families.gemm.losses import losses_of
 from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import scheme_of
@@ -39,6 +40,7 @@ class Operand(ABC):
         stride: rows of the block matrix between two planes.
         padded: rows (of A) or columns (of B) rounded up to the block.
         images: number of scales where each image has one; 0 where each row has.
+        losses: number of losses where images have them (see `losses`); 0 where each row has one.
     """
 
     side: Side
@@ -59,6 +61,7 @@ class Operand(ABC):
     stride: int = 0
     padded: int = 0
     images: int = 0
+    losses: int = 0
 
     def __post_init__(self) -> None:
         self._arrange()
@@ -101,19 +104,21 @@ class Operand(ABC):
         if not scheme_of(self.plan, self.schedule).scaled:
             return
         self.images = self.plan.extent(images_of(self.plan))
+        self.losses = self.images * losses_of(self.plan).count
         self.scale = f"{self.side.name}_inverse_ptr"
         self.parameters += [self.scale, self.loss_pointer]
         self.arguments += [f"{self.side.name}_inverse", f"{self.side.name}_loss"]
 
     @property
     def at_rows(self) -> str:
-        """The places of the tile's rows among their scales."""
-        return self.place(self.rows)
+        """The places of the tile's rows among their scales: of rows, or of the images that they belong to."""
+        return self._place(self.rows, self.images)
 
-    def place(self, rows: str) -> str:
-        """The places of `rows` among the scales: of rows, or of the images that they belong to."""
-        if self.images:
-            return f"tl.minimum({rows} // {self.plan.shape[1] // self.images}, {self.images - 1})"
+    def _place(self, rows: str, count: int) -> str:
+        """The places of `rows` among `count` numbers that each belong to as many rows; 0 if each row has one."""
+        if count:
+            each = self.plan.shape[1] // count
+            return f"tl.minimum({rows}{f' // {each}' if each > 1 else ''}, {count - 1})"
         return f"z * {self.padded} + {rows}" if self.plan.batch else rows
 
     def inverse(self) -> str:
@@ -123,7 +128,7 @@ class Operand(ABC):
     def loss(self, rows: str) -> list[str]:
         """Lines that leave in `<name>_loss` what the planes of the flat `rows` lose (`guard`)."""
         name = self.side.name
-        return [f"{name}_loss = tl.load({name}_loss_ptr + {self.place(rows)})"]
+        return [f"{name}_loss = tl.load({name}_loss_ptr + {self._place(rows, self.losses)})"]
 
     @property
     def loss_pointer(self) -> str:

@@ -1,12 +1,14 @@
 """The kernels that copy a convolution's input after its prologue: channels last, padded, in planes where asked for.
 
-Scaled planes need the largest magnitude of each image, which a kernel finds before; what they lose of an image is noted
-beside them (see `guard`). Deals in kernel text. Knows nothing about the product.
+Scaled planes need the largest magnitude of each image, which a kernel finds before; what they lose is noted beside them
+(see `guard` and `losses`). Deals in kernel text. Knows nothing about the product.
 """
 
 from __future__ import annotations
 
 from qimeng.coder.template.families.gemm.guard import BITS, EXTREME, REMOTE, TINY
+from qimeng.coder.template.families.gemm.loop import indent
+from qimeng.coder.template.families.gemm.losses import losses_of
 from qimeng.coder.template.families.gemm.pack_parts import KERNEL
 from qimeng.coder.template.families.gemm.plan import GemmPlan, used_axes
 from qimeng.coder.template.families.gemm.planes import plane_of
@@ -81,12 +83,13 @@ class Stager:
         doc = f"The input of the convolution, channels last and padded: {shape}."
         text, launch = self._kernel("", doc, self._copied(), self._made)
         if self._scaled:
+            losses, base = losses_of(self._plan), 2 * self._plan.shape[3]
             first, found = self._kernel("_top", "Largest magnitude of each image, as bits.", self._top(), ("top",))
             text, images = first + text, self._images
             lines += [
                 f"    top = torch.zeros(({images},), dtype=torch.int32, device=device)",
                 f"    a_inverse = torch.empty(({images},), dtype=torch.float32, device=device)",
-                f"    a_loss = torch.full(({images},), {2 * self._plan.shape[3]}, dtype=torch.int32, device=device)",
+                f"    a_loss = torch.full(({images}, {losses.count}), {base}, dtype=torch.int32, device=device)",
                 f"    {found}",
             ]
         return text + "\n\n" + "\n".join([*lines, f"    {launch}", f"    return {', '.join(self._made)}"]) + "\n"
@@ -164,22 +167,32 @@ class Stager:
             further = f" + {plane * self._outer * self._rows * self._columns}" if plane else ""
             rounded, *less = plane_of(self._scheme, self._prefix, "x", "part", plane, plane + 1 == self._planes)
             lines += [rounded, f"tl.store(at{further}, part{tail})", *less]
-        return lines
+        return [*lines, *(self._note() if self._scaled else [])]
 
     def _scale(self) -> list[str]:
-        """Lines that scale `x`, and note the image's scale and whether planes lose something of it."""
+        """Lines that scale `x`, note the image's scale, and leave in `lost` what planes lose of it."""
         lost = f"tl.where(tl.abs(x) < {REMOTE!r}, {EXTREME}, (tl.abs(x * scale) < {TINY!r}).to(tl.int32))"
-        noted = f"tl.where(lost < {EXTREME}, {2 * self._plan.shape[3]} + lost, lost)"
+        lost = f"tl.max(tl.where(x != 0.0, {lost}, 0), axis=1{'' if self._one_loss else ', keep_dims=True'})"
         return [
             f"image = {self._image}",
             "top = tl.load(top_ptr + image)",
             f"scale, inverse = {self._prefix}_power(top.to(tl.float32, bitcast=True))",
             "tl.store(a_inverse_ptr + image, inverse)",
-            f"lost = tl.max(tl.max(tl.where(x != 0.0, {lost}, 0), axis=1), axis=0)",
+            f"lost = {f'tl.max({lost}, axis=0)' if self._one_loss else lost}",
             f"lost = tl.where({self._prefix}_extreme(top), {EXTREME}, lost)",
-            f'tl.atomic_max(a_loss_ptr + image, {noted}, mask=lost > 0, sem="relaxed")',
             "x = x * scale",
         ]
+
+    def _note(self) -> list[str]:
+        """Lines that note what is lost; after the stores, where registers are free."""
+        some = "lost" if self._one_loss else "tl.max(tl.max(lost, axis=1), axis=0)"
+        noted = f"tl.where(lost < {EXTREME}, {2 * self._plan.shape[3]} + lost, lost)"
+        return [f"if {some} > 0:", *indent(losses_of(self._plan).note(self._rows, noted))]
+
+    @property
+    def _one_loss(self) -> bool:
+        """Whether all of a program's positions belong to the same losses."""
+        return losses_of(self._plan).along_z(self._rows)
 
 
 __all__ = ["Stager"]
