@@ -236,8 +236,8 @@ def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
                 return (*_copied(plan, "fp16x3"), "bf16x6", "tf32")
             exact = ("bf16x6",) if memory_binds(plan, device, "bf16x6") else _copied(plan, "fp16x3")
             return (*_copied(plan, "fp16"), "tf32", *exact)
-        once = ("tf32",) if inline_sides(plan, device, "tf32") else ()
-        return ("fp16", *once, *(("fp16x3",) if mode != "high" else ()))
+        others = ("tf32",) if inline_sides(plan, device, "tf32") else ()
+        return ("fp16", *others, "fp16x3") if mode != "high" else ("fp16", *others)
     if never_copied(plan) and stageable(plan) is None:
         return (*_copied(plan, "fp16x3"), "bf16x6")
     once = inline_sides(plan, device, "bf16x3") and SCHEMES["bf16x3"].error <= budget(plan)
