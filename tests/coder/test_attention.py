@@ -121,6 +121,29 @@ def test_tunings_fit_the_device_and_say_why_not() -> None:
     assert far is not None and "B of shared memory" in far and "h200 allows" in far
 
 
+def test_what_the_assembler_miscompiles_is_left_out() -> None:
+    """8 warps on 64 queries by 16 keys in TF32 in parts made illegal memory accesses on an H200."""
+    coder, found = TemplateCoder(), {}
+    start = program(attend, *[(2, 4, 256, 64)] * 3)
+    region = start.regions[0]
+    family, plan = covering(region)
+    schedule = family.default(plan, H200, "default").but(block_m=64, block_n=32, warps=4, precision="tf32x3")
+    lowered = start.with_implementation(region.id, coder.print(region, schedule))
+    for name in ("h200", "a100"):
+        request = Request(lowered, Action("tiling", (region.id,), "smaller"), device_named(name))
+        found[name] = {a.schedule for a in coder.write(request).alternatives}
+    bad = schedule.but(block_n=16, warps=8)
+    assert schedule.but(block_n=16) in found["h200"] and found["a100"] - found["h200"] == {bad}
+    assert "CUDA 12.8 miscompiles" in (refusal(family, plan, bad, H200) or "")
+    for right in (bad.but(block_n=32), bad.but(block_m=128), bad.but(block_m=32), bad.but(precision="ieee")):
+        assert refusal(family, plan, right, H200) is None
+    _, few = covering(whole(attend, (2, 4, 256, 64), *[(2, 4, 16, 64)] * 2))
+    assert family.reduced(few, bad.but(block_n=32)).warps == 4  # type: ignore[attr-defined]
+    guesses = family.guesses(few, family.default(few, H200, "default"), H200, "default")
+    tried = {(s.block_m, s.block_n, s.warps) for s in guesses}  # type: ignore[attr-defined]
+    assert (64, 16, 4) in tried and (64, 16, 8) not in tried
+
+
 def test_tf32_is_for_mode_high() -> None:
     family, plan = covering(whole(attend, *QKV))
     assert family.default(plan, H200, "default").precision == "ieee"  # type: ignore[attr-defined]

@@ -37,6 +37,7 @@ from qimeng.interfaces import Action, Request
 from qimeng.program.program import Implementation, Program, load_source
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
+from tests.addresses import watched
 from tests.suite.problem import Problem, problems
 
 DEVICE = device_named("h200")
@@ -163,14 +164,16 @@ def check(region: Region, implementation: Implementation, values: dict[Value, An
 
     Raises:
         Wrong: it differs; the message says how.
+        Exception: in Triton's interpreter, a kernel reached for memory of others (`tests.addresses`).
     """
     arguments = [values[v] for v in region.inputs]
     given = [x.clone() if isinstance(x, torch.Tensor) else x for x in arguments]
     loaded = load_source(implementation_source(implementation), "suite")
     buffers = ()
-    if implementation.prepare:
-        buffers = getattr(loaded, implementation.prepare)(*[arguments[i] for i in implementation.prepare_inputs])
-    found = getattr(loaded, implementation.entry)(*arguments, *buffers)
+    with watched():
+        if implementation.prepare:
+            buffers = getattr(loaded, implementation.prepare)(*[arguments[i] for i in implementation.prepare_inputs])
+        found = getattr(loaded, implementation.entry)(*arguments, *buffers)
     function = function_of(region)
     schedule = implementation.schedule
     precision = str(getattr(schedule, "precision", ""))

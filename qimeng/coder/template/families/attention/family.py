@@ -10,7 +10,7 @@ from qimeng.coder.template.families.attention.host import print_attention
 from qimeng.coder.template.families.attention.moves import moves
 from qimeng.coder.template.families.attention.plan import AttentionPlan, plan_attention
 from qimeng.coder.template.families.attention.schedule import LEAST, AttentionSchedule
-from qimeng.coder.template.families.attention.sweeps import default_schedule, guesses, needs
+from qimeng.coder.template.families.attention.sweeps import compilable, default_schedule, guesses, needs
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs, Sample
@@ -53,7 +53,8 @@ class Attention(Family[AttentionPlan, AttentionSchedule]):
         _, rows, keys, _, _ = plan.shape
         block_m = min(schedule.block_m, max(LEAST, power_of_two(rows) // 2))
         block_n = min(schedule.block_n, max(LEAST, power_of_two(keys) // 2))
-        return schedule.but(block_m=block_m, block_n=block_n, splits=min(schedule.splits, -(-keys // block_n)))
+        splits = min(schedule.splits, -(-keys // block_n))
+        return compilable(plan, schedule.but(block_m=block_m, block_n=block_n, splits=splits))
 
     def needs(self, plan: AttentionPlan, schedule: AttentionSchedule) -> Needs:
         """Queries, keys and values in shared memory; scores and products in registers."""

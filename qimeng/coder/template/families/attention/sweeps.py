@@ -97,7 +97,25 @@ def with_blocks(plan: AttentionPlan, schedule: AttentionSchedule, blocks: Blocks
     block_m = min(block_m, power_of_two(rows, LEAST))
     block_n = min(block_n, power_of_two(keys, LEAST))
     warps = min(warps, max(4, block_m // 8))
-    return schedule.but(block_m=block_m, block_n=block_n, warps=warps, stages=stages)
+    return compilable(plan, schedule.but(block_m=block_m, block_n=block_n, warps=warps, stages=stages))
+
+
+def compilable(plan: AttentionPlan, schedule: AttentionSchedule) -> AttentionSchedule:
+    """`schedule`, with half the warps where `is_miscompiled`."""
+    return schedule.but(warps=schedule.warps // 2) if is_miscompiled(plan, schedule) else schedule
+
+
+def is_miscompiled(plan: AttentionPlan, schedule: AttentionSchedule) -> bool:
+    """Whether two groups of four warps share 64 queries and steps of fewer than 32 keys, in TF32 in parts.
+
+    Triton then asks for products of 8 keys (wgmma m64n8k8), and the assembler of CUDA 12.8, which Triton 3.6 brings for
+    sm_90, computes the addresses of the values from registers that hold something else: illegal memory accesses (seen
+    on an H200). The assemblers of 12.9 and 13.0 do not. Depths 64, 96 and 128, softmax or not, with a mask or not; not
+    with wider steps, fewer warps, taller tiles or a single product.
+    """
+    s = schedule
+    groups = s.warps * 16 // s.block_m  # that compute the same scores
+    return not plan.half and s.precision == "tf32x3" and s.block_m >= 64 and groups > 1 and s.block_n < 16 * groups
 
 
 def shared(plan: AttentionPlan, schedule: AttentionSchedule, device: Device) -> AttentionSchedule:
@@ -136,7 +154,18 @@ def needs(plan: AttentionPlan, schedule: AttentionSchedule) -> Needs:
     tile = schedule.block_m * (schedule.block_n + columns)
     if schedule.specialize:  # two groups of warps hold the tile, and a third one copies
         return Needs(held * size + masks + QUEUES, schedule.warps * 3, tile, values_per_thread=170)
-    return Needs(held * size + masks, schedule.warps, tile, values_per_thread=255)
+    made = _Miscompiled if is_miscompiled(plan, schedule) else Needs
+    return made(held * size + masks, schedule.warps, tile, values_per_thread=255)
+
+
+class _Miscompiled(Needs):
+    """What a kernel needs for which `is_miscompiled` holds."""
+
+    def refusal(self, device: Device) -> str | None:
+        """The assembler's fault, on the architecture that it concerns."""
+        if device.target == "sm_90":
+            return f"{self.warps} warps share so few queries and keys that CUDA 12.8 miscompiles it: half do as well"
+        return super().refusal(device)
 
 
 def _tile_bytes(plan: AttentionPlan) -> list[int]:
@@ -157,9 +186,11 @@ __all__ = [
     "WIDE_BOUNDED_SWEEP",
     "WIDE_SWEEP",
     "Blocks",
+    "compilable",
     "default_schedule",
     "fitted",
     "guesses",
+    "is_miscompiled",
     "needs",
     "shared",
     "sweep",
