@@ -173,7 +173,8 @@ class ExactReference(EagerReference):
             if self.plan.way != "device":  # rounded already: half an ulp more in what one ulp changes
                 for number, leaf in enumerate(leaf for leaf in self.facts.leaves if leaf.is_tensor):
                     exact[number] = exact[number].to(getattr(torch, leaf.dtype))
-            buffers = {k: module.state_dict()[k].clone().to(self.device) for k in self.mutated}
+            updated = module.state_dict()
+            buffers = {k: updated[k].clone().to(self.device) for k in self.mutated}
             if known is not None:
                 return [x.to(self.device) for x in exact], buffers, known
             if self.mutated:  # the first run has changed buffers

@@ -112,7 +112,8 @@ class Worker(TimedProgram):
             now = self.model.state_dict()
             changed += [f"parameter {k}" for k in now if k not in mutated and not same(now[k], state[k])]
         changed += prepared.changed()
-        buffers = [self.model.state_dict()[k].clone() for k in mutated]
+        now = self.model.state_dict()  # made anew each time that it is asked for: once, not once a buffer
+        buffers = [now[k].clone() for k in mutated]
         self.kept[number] = [*tensors, *buffers]
         handed, files = hand_over(self.kept[number])
         data = {"facts": outputs.facts_to_json(facts), "tensors": handed, "changed": changed, "seconds": seconds}
