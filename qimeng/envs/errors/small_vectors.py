@@ -54,10 +54,10 @@ def errors_together(
         signed: whether zeros of another sign are a matter for another look, too.
     """
     found: list[Error | None] = [None] * len(actual)
-    tables: dict[tuple[torch.device, torch.dtype, int], list[int]] = {}
+    tables: dict[object, list[int]] = {}
     for number, (y, r) in enumerate(zip(actual, expected, strict=True)):
         if _fits(y, r):
-            tables.setdefault((y.device, y.dtype, r.numel().bit_length() // 2), []).append(number)
+            tables.setdefault((y.device, y.dtype, r.dtype, r.numel().bit_length() // 2), []).append(number)
     exact = [i for i, r in enumerate(expected) if not is_float(r) and not is_float(actual[i])]
     unlike = set(differing([actual[i] for i in exact], [expected[i] for i in exact]))
     for number, i in enumerate(exact):
@@ -75,7 +75,7 @@ def errors_together(
 
 
 def _fits(y: torch.Tensor, r: torch.Tensor) -> bool:
-    plain = y.dtype == r.dtype and y.is_floating_point() and y.dtype.itemsize > 1
+    plain = all(x.is_floating_point() and x.dtype.itemsize > 1 for x in (y, r))
     return plain and y.shape == r.shape and y.device == r.device and rows_of(r).dim() < 2 and 0 < r.numel() <= LONGEST
 
 
@@ -84,17 +84,19 @@ def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _errors_of(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], signed: bool) -> list[Error | None]:
-    """Those of vectors of one dtype on one device. What fills a row up is 0 in both, and is no error."""
+    """Those of vectors of one dtype each on one device. What fills a row up is 0 in both, and is no error."""
     dtype, device = expected[0].dtype, expected[0].device
     lengths = [r.numel() for r in expected]
     width = max(lengths)
     n = torch.tensor(lengths, dtype=torch.float64).to(device)
     inside = torch.arange(width, device=device) < n[:, None]
-    table = torch.zeros(len(lengths), width, dtype=dtype, device=device)
-    y, r = (table.masked_scatter(inside, _flat(x)) for x in (actual, expected))
+    y, r = (
+        torch.zeros(len(lengths), width, dtype=x[0].dtype, device=device).masked_scatter_(inside, _flat(x))
+        for x in (actual, expected)
+    )
 
     norms = torch.linalg.vector_norm(r, dim=-1, dtype=torch.float64) / n.sqrt()
-    kind, wide = torch.finfo(dtype), torch.promote_types(dtype, torch.float32)
+    kind, wide = torch.finfo(dtype), torch.promote_types(torch.promote_types(y.dtype, dtype), torch.float32)
     least = (OF_ALL * kind.eps * norms).clamp(min=kind.tiny)
     scale = (r.abs().to(wide) + norms.to(wide)[:, None]).maximum(least.to(wide)[:, None])
     error = (y.to(wide) - r.to(wide)).abs_().div_(scale)

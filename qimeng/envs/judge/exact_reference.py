@@ -20,6 +20,7 @@ from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.errors.explained import as_right, explained
 from qimeng.envs.errors.float64 import NamedAsDouble, Near, aliases, tensors_in, to_double
 from qimeng.envs.errors.selection import selected_values
+from qimeng.envs.errors.small_vectors import errors_together
 from qimeng.envs.judge.eager_reference import EagerReference, InputsRefused
 from qimeng.envs.judge.random_operators import Draws, draws_of, repeating
 from qimeng.envs.judge.trials import Trial
@@ -222,14 +223,18 @@ class ExactReference(EagerReference):
         finally:
             self.tidy()
 
-        def allowing(expected: Expected, grown: torch.Tensor) -> Expected:
-            grown = grown.to(self.device)
-            return expected.allowing(discrete.error(grown, expected.value, bool(self._jumps)))
-
-        for number in self._updating:
-            trial.outputs[number] = allowing(trial.outputs[number], outputs[number])
-        state = module.state_dict()
-        trial.buffers = {key: allowing(e, state[key]) for key, e in trial.buffers.items()}
+        jumps, state = bool(self._jumps), module.state_dict()
+        updates = [*(trial.outputs[number] for number in self._updating), *trial.buffers.values()]
+        grown = [*(outputs[number] for number in self._updating), *(state[key] for key in trial.buffers)]
+        grown = [x.to(self.device) for x in grown]
+        known = [None] * len(grown) if jumps else errors_together(grown, [e.value for e in updates])
+        allowing = [
+            e.allowing(discrete.error(x, e.value, jumps) if error is None else error)
+            for e, x, error in zip(updates, grown, known, strict=True)
+        ]
+        for number, e in zip(self._updating, allowing, strict=False):
+            trial.outputs[number] = e
+        trial.buffers = dict(zip(trial.buffers, allowing[len(self._updating) :], strict=True))
 
     def _is_rounding(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
         """Whether what is out of bounds is a matter of rounding, where results jump or nearly do.

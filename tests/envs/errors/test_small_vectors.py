@@ -66,6 +66,7 @@ def test_what_is_right_together_is_right_by_itself(seed: int) -> None:
 @given(st.integers(0, 1 << 30))
 def test_errors_together_are_those_of_each(seed: int) -> None:
     made = [(y, e.value) for y, e in pairs(seed, 60)]
+    made = [(y.double() if y.dtype in FLOATS and i % 3 == 0 else y, r) for i, (y, r) in enumerate(made)]
     for known, (y, r) in zip(errors_together([y for y, _ in made], [r for _, r in made]), made, strict=True):
         if known is not None:
             single = measure(y, r).figures if r.is_floating_point() else Error().figures
