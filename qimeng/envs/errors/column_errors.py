@@ -175,4 +175,4 @@ def _kept(shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, ...]:
     )
 
 
-__all__ = ["alone_floor", "either", "look", "look_at", "relative", "sampled"]
+__all__ = ["FEWEST", "SHARE", "alone_floor", "either", "look", "look_at", "relative", "sampled"]
