@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from qimeng.errors import SpecError
 from qimeng.spec import DISTRIBUTIONS, KernelSpec, applies, infer_domain, perturb_parameters
 from qimeng.spec.distributions import WIDEST, redistribute
 from qimeng.spec.leaf import Leaf, sample, unexpanded
+from qimeng.spec.perturb import SHARES, seed_of
 from qimeng.spec.reduce import cut
 from qimeng.spec.source import Source
 from qimeng.spec.together import TOGETHER
@@ -203,3 +206,49 @@ def test_perturbed_parameters() -> None:
     perturb_parameters(table, 1)
     assert not torch.equal(table.table, old[0]) and torch.equal(table.idle, old[1])
     assert not torch.equal(other.state_dict()["0.weight"], after["0.weight"])
+
+
+@pytest.mark.parametrize("share", range(len(SHARES)))
+@pytest.mark.parametrize("signs", [False, True])
+def test_many_small_parameters_change_each_by_itself(share: int, signs: bool):
+    """Together, as a network has hundreds of them: each in its own rows, and signs where all of it has one."""
+    parts: list[torch.nn.Module] = [torch.nn.BatchNorm1d(n) for n in (1, 8, 32, 64, 64)]
+    parts += [torch.nn.Linear(32, 16), torch.nn.Linear(1, 5).double(), torch.nn.Linear(300, 100)]
+    module = torch.nn.ModuleList(parts)
+    module.register_parameter("one", torch.nn.Parameter(torch.tensor(-2.0)))
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    again = copy.deepcopy(module)
+    perturb_parameters(module, seed_of(5, share, signs))
+    perturb_parameters(again, seed_of(5, share, signs))
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
+    changed, turned = [], []
+    for name, p in module.named_parameters():
+        was = before[name].reshape(-1, before[name].shape[-1] if before[name].dim() > 1 else 1)
+        now = p.detach().reshape(was.shape)
+        rows = (was != now).any(-1)
+        assert rows.any() and (was != now)[rows].all()
+        assert int(rows.sum()) == (1 if SHARES[share] == 0 else len(rows)) or SHARES[share] not in (0, 1)
+        changed.append(int(rows.sum()))
+        if was.abs().min() > 0.5:
+            turned.append(int((was * now < 0).sum()))
+    assert any(turned) == signs and len(set(changed)) > 1 or SHARES[share] == 0
+    means = torch.cat([b.running_mean for b in parts[:5]])
+    assert means.unique().numel() == means.numel()
+
+
+def test_parameters_in_one_memory_change_one_after_another():
+    module = torch.nn.ModuleList([torch.nn.BatchNorm1d(8) for _ in range(2)])
+    module[1].weight.data = module[0].weight.data
+    perturb_parameters(module, seed_of(5, SHARES.index(1.0)))
+    assert torch.equal(module[0].weight, module[1].weight)
+    alone = torch.nn.ModuleList([torch.nn.BatchNorm1d(8) for _ in range(2)])
+    perturb_parameters(alone, seed_of(5, SHARES.index(1.0)))
+    assert (alone[0].weight != alone[1].weight).all()
+
+
+def test_many_small_parameters_take_a_few_operators_and_no_wait():
+    module = torch.nn.ModuleList([torch.nn.BatchNorm1d(8) for _ in range(50)])
+    with torch.profiler.profile() as profile:
+        perturb_parameters(module, seed_of(5, 1, signs=True))
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts["aten::normal_"] < 10 and counts["aten::mul"] < 30 and counts.get("aten::item", 0) < 5

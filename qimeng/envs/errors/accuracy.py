@@ -316,6 +316,7 @@ def _part(y: torch.Tensor, r: torch.Tensor, e: torch.Tensor | None, scale: torch
 
 
 __all__ = [
+    "OF_ALL",
     "Error",
     "Scale",
     "comparable",

@@ -112,12 +112,18 @@ def look_at(
 
 def _least_alone(r: torch.Tensor, dtype: torch.dtype, all_finite: bool) -> float:
     """What an element's own error is divided by at least."""
-    kind, single = torch.finfo(dtype), torch.finfo(torch.float32)
     sizes = r.abs().reshape(-1)
     counted = int((sizes > 0 if all_finite else (sizes > 0) & sizes.isfinite()).sum())
     usual = float(_nth(sizes, int((sizes == 0).sum()) + (counted - 1) // 2)) if counted else 0.0  # their median
+    least, of_median = alone_floor(dtype)
+    return max(least, of_median * usual)
+
+
+def alone_floor(dtype: torch.dtype) -> tuple[float, float]:
+    """What an element's own error is divided by at least: a number, and a share of the median magnitude."""
+    kind, single = torch.finfo(dtype), torch.finfo(torch.float32)
     lost = 0.0 if kind.tiny < single.tiny else single.tiny / UNDERFLOW
-    return max(kind.tiny, lost, OF_MEDIAN * kind.eps * usual)
+    return max(kind.tiny, lost), OF_MEDIAN * kind.eps
 
 
 def _rms(r: torch.Tensor, axis: int, all_finite: bool) -> torch.Tensor:
@@ -169,4 +175,4 @@ def _kept(shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, ...]:
     )
 
 
-__all__ = ["either", "look", "look_at", "relative", "sampled"]
+__all__ = ["FEWEST", "SHARE", "alone_floor", "either", "look", "look_at", "relative", "sampled"]

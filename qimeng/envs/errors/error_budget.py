@@ -241,8 +241,7 @@ def _describe(actual: torch.Tensor, expected: Expected, error: Error) -> str:
         wrong += bad.numel()
         where.add(bad + start)
         start += flat.numel()
-    at = _position(best_at, actual.shape if not actual.is_complex() else (*actual.shape[:-1], 2 * actual.shape[-1]))
-    at = at if not actual.is_complex() else (*at[:-1], at[-1] // 2)
+    at = _position(best_at // 2 if actual.is_complex() else best_at, actual.shape)  # parts are side by side
     got, want = actual[at].item(), expected.value[at].item()
     text = (
         f"error {error.max:.3g} (maximum, allowed {budget.max:.3g}), {error.rms:.3g} (rms, allowed {budget.rms:.3g}); "

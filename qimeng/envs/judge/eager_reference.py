@@ -29,8 +29,8 @@ from qimeng.envs.judge.input_validity import (
 )
 from qimeng.envs.judge.random_operators import can_repeat, random_operators
 from qimeng.envs.judge.spec_notes import remarks_on
-from qimeng.envs.workers import tensor_bits
 from qimeng.envs.workers.outputs import Facts, describe
+from qimeng.envs.workers.small_tensors import copied_state, differing
 from qimeng.envs.workers.stopwatch import FRESH_SHARE
 from qimeng.envs.workers.worker_setup import Draw, Parameters
 from qimeng.graph.opgraph import OpGraph, places_of
@@ -281,13 +281,14 @@ class EagerReference:
         found = set(self._known_updates)
         if any(True for _ in self.parameters.module.buffers()):
             for seed in (None, self._parameter_seed(SHARES.index(1.0))):
-                before = {k: v.clone() for k, v in self.parameters.set(seed).items()}
+                before = copied_state(self.parameters.set(seed))
                 if seed is None:
                     run()
                 elif _unless_refused(run) is None:
                     continue
                 after = self.parameters.module.state_dict()
-                found |= {k for k, v in after.items() if not tensor_bits.same(v, before[k])}
+                names = list(after)
+                found |= {names[i] for i in differing([*after.values()], [before[k] for k in names])}
         return tuple(k for k in self.parameters.module.state_dict() if k in found)
 
     def _watched(self, run: Callable[[], Any]) -> tuple[Any, int]:

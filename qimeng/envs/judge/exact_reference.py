@@ -20,10 +20,12 @@ from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.errors.explained import as_right, explained
 from qimeng.envs.errors.float64 import NamedAsDouble, Near, aliases, tensors_in, to_double
 from qimeng.envs.errors.selection import selected_values
+from qimeng.envs.errors.small_vectors import errors_together
 from qimeng.envs.judge.eager_reference import EagerReference, InputsRefused
 from qimeng.envs.judge.random_operators import Draws, draws_of, repeating
 from qimeng.envs.judge.trials import Trial
-from qimeng.envs.workers.worker_setup import Draw, copy_state
+from qimeng.envs.workers.small_tensors import copies, copy_state
+from qimeng.envs.workers.worker_setup import Draw
 from qimeng.graph.rounded_up import RoundedUp, rounded_up
 from qimeng.spec.distributions import WILD
 
@@ -56,6 +58,7 @@ class ExactReference(EagerReference):
         distribution: str,
         jumps: bool,
         at: torch.Tensor | None = None,
+        own: Error | None = None,
     ) -> tuple[Expected, float]:
         """What an output should be, and the share of its values that are not finite.
 
@@ -70,16 +73,21 @@ class ExactReference(EagerReference):
             jumps: whether an element may jump (`qimeng.envs.errors.discrete`), which is no measure of the others.
             at: what the result is on the inputs that these are near to; eager's error is relative to it. Where
                 terms nearly cancel, errors are large beside what is left, and on inputs nearby more is left.
+            own: eager's error where it is known, and all is finite.
         """
         value = exact.to(eager.dtype)
         if not accuracy.is_float(eager):
-            return Expected(value, eager=None if torch.equal(value, eager) else eager), 0.0
+            known = own is not None or torch.equal(value, eager)
+            return Expected(value, eager=None if known else eager), 0.0
         tolerances = self.spec.tolerances
         independent = error_budget.roundings(self.longest_reduction)
         roundings = error_budget.roundings(self._terms, independent=False) if distribution == "rounded" else independent
         wider = moved * (roundings / independent)
         floor = error_budget.floor(eager.dtype, roundings, wider, tolerances.floor_ulp)
-        error, finite = (Error(), False) if jumps else accuracy.measured(eager, value, eager)
+        if own is not None and not jumps:
+            error, finite = own, True
+        else:
+            error, finite = (Error(), False) if jumps else accuracy.measured(eager, value, eager)
         share = 0.0 if finite else accuracy.not_finite_share(value, eager)
         if share:
             error = accuracy.measure(eager, value, eager) if jumps else error
@@ -173,7 +181,9 @@ class ExactReference(EagerReference):
             if self.plan.way != "device":  # rounded already: half an ulp more in what one ulp changes
                 for number, leaf in enumerate(leaf for leaf in self.facts.leaves if leaf.is_tensor):
                     exact[number] = exact[number].to(getattr(torch, leaf.dtype))
-            buffers = {k: module.state_dict()[k].clone().to(self.device) for k in self.mutated}
+            updated = module.state_dict()
+            changed = copies([updated[k] for k in self.mutated])
+            buffers = dict(zip(self.mutated, (x.to(self.device) for x in changed), strict=True))
             if known is not None:
                 return [x.to(self.device) for x in exact], buffers, known
             if self.mutated:  # the first run has changed buffers
@@ -213,14 +223,18 @@ class ExactReference(EagerReference):
         finally:
             self.tidy()
 
-        def allowing(expected: Expected, grown: torch.Tensor) -> Expected:
-            grown = grown.to(self.device)
-            return expected.allowing(discrete.error(grown, expected.value, bool(self._jumps)))
-
-        for number in self._updating:
-            trial.outputs[number] = allowing(trial.outputs[number], outputs[number])
-        state = module.state_dict()
-        trial.buffers = {key: allowing(e, state[key]) for key, e in trial.buffers.items()}
+        jumps, state = bool(self._jumps), module.state_dict()
+        updates = [*(trial.outputs[number] for number in self._updating), *trial.buffers.values()]
+        grown = [*(outputs[number] for number in self._updating), *(state[key] for key in trial.buffers)]
+        grown = [x.to(self.device) for x in grown]
+        known = [None] * len(grown) if jumps else errors_together(grown, [e.value for e in updates])
+        allowing = [
+            e.allowing(discrete.error(x, e.value, jumps) if error is None else error)
+            for e, x, error in zip(updates, grown, known, strict=True)
+        ]
+        for number, e in zip(self._updating, allowing, strict=False):
+            trial.outputs[number] = e
+        trial.buffers = dict(zip(trial.buffers, allowing[len(self._updating) :], strict=True))
 
     def _is_rounding(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
         """Whether what is out of bounds is a matter of rounding, where results jump or nearly do.

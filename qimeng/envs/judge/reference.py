@@ -23,9 +23,11 @@ from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.errors.extreme_inputs import ATTEMPTS, says_nothing
 from qimeng.envs.errors.float64 import NEARBY, Near, tensors_in, to_double
 from qimeng.envs.errors.nearby_inputs import most_nearby, second_look
+from qimeng.envs.errors.small_vectors import errors_together
 from qimeng.envs.judge.eager_reference import InputsRefused
 from qimeng.envs.judge.sliced_reference import SlicedReference
 from qimeng.envs.judge.trials import Trial, TrialPool
+from qimeng.envs.workers.small_tensors import copies
 from qimeng.envs.workers.worker_setup import Draw
 from qimeng.spec.distributions import EXAMPLES, SECRET_SIZE, WILD
 from qimeng.spec.perturb import SHARES
@@ -241,11 +243,12 @@ class References(SlicedReference):
             exact[number] = torch.empty(0)  # as large as eager's output or twice that: gone as soon as it can be
             outputs.append(expected)
             shares.append(share)
-        for key in self.mutated:
+        updated = copies([runs.state[key] for key in self.mutated])
+        values = copies([runs.buffers[key] for key in self.mutated], [x.dtype for x in updated])
+        errors = errors_together(updated, values)
+        for key, tensor, value, error in zip(self.mutated, updated, values, errors, strict=True):
             at = to.buffers[key].value if to else None
-            buffers[key], share = self.expect(
-                runs.state[key].clone(), runs.buffers[key], Error(), draw.distribution, jumps, at
-            )
+            buffers[key], share = self.expect(tensor, value, Error(), draw.distribution, jumps, at, error)
             shares.append(share)
         if draw.distribution in WILD:
             if says_nothing(draw.distribution, outputs, max(shares)):

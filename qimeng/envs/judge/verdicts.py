@@ -19,13 +19,14 @@ import torch
 from qimeng.envs.errors import accuracy, error_budget
 from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.errors.error_budget import Expected
+from qimeng.envs.errors.small_vectors import errors_of_right
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.trials import Trial
-from qimeng.envs.workers import tensor_bits
 from qimeng.envs.workers.channel import Malformed
 from qimeng.envs.workers.forkserver import Process, WorkerFailed
 from qimeng.envs.workers.kernel_launches import Launch
 from qimeng.envs.workers.outputs import Facts, Leaf, difference, facts_from_json, facts_to_json, without_shares
+from qimeng.envs.workers.small_tensors import checksums, weighted_sums
 from qimeng.envs.workers.tensor_transfer import take
 from qimeng.envs.workers.worker_reports import entry_of, launches_from
 from qimeng.envs.workers.worker_setup import Draw
@@ -169,7 +170,7 @@ class Judge:
             if refs.plan.tidy:
                 trial.eager.clear()
             if number < runs:
-                sums.add(tuple(tensor_bits.checksum(x) for x in found.tensors))
+                sums.add(checksums(found.tensors))
                 tally.trials = 1
             del found
             number += 1
@@ -274,7 +275,7 @@ class Judge:
             found, error = self._one(worker, number, trials[which], Tally(), 0)
             if error is not None:
                 return Verdict(failure="wrong", error=f"call {number + 1} of the same program, {error}")
-            sums.setdefault(which, set()).add(tuple(tensor_bits.checksum(x) for x in found.tensors))
+            sums.setdefault(which, set()).add(checksums(found.tensors))
             worker.call("release", self.limit_s, tidy=refs.plan.tidy)
             number += 1
         differ = any(len(s) > 1 for s in sums.values())
@@ -330,8 +331,9 @@ class Judge:
         look_again: Callable[[int, torch.Tensor, Error], Expected | None],
     ) -> str | None:
         """What is wrong with tensors, the first `count` of which are outputs; None where nothing is."""
+        right = errors_of_right(tensors, expected)
         for number, (actual, e) in enumerate(zip(map(accuracy.comparable, tensors), expected, strict=True)):
-            found, text = error_budget.check(actual, e)
+            found, text = error_budget.check(actual, e) if (known := right[number]) is None else (known, None)
             only_signs = e.signed and found.within(e.budget)  # of zeros, which no rounding changes
             if text is not None and not only_signs and (wider := look_again(number, actual, found)) is not None:
                 text, e = None, wider
@@ -382,7 +384,7 @@ class Judge:
         seed = self.references.draw_seed()
         if not found.live:
             return _First(trial.draw, replace(found, tensors=[]), trial, seed)
-        sums = [tensor_bits.weighted_sum(x, seed) for x in found.tensors]
+        sums = weighted_sums(found.tensors, seed)
         return _First(trial.draw, found, None if self.references.plan.tidy else trial, seed, sums)
 
     def _look_again(self, worker: Process, first: _First) -> str | None:
@@ -391,7 +393,7 @@ class Judge:
         On a GPU the judge looks at the worker's memory itself, which it has held since; copies have to be asked for.
         """
         found = first.found
-        if found.live and first.sums == [tensor_bits.weighted_sum(x, first.seed) for x in found.tensors]:
+        if found.live and first.sums == weighted_sums(found.tensors, first.seed):
             return None
         refs = self.references
         trial = first.trial or refs.make(first.draw)

@@ -36,7 +36,7 @@ _HOOKS = (
 _RELIED_ON = (
     "add_.Tensor", "clone", "copy_", "empty.memory_format", "empty_strided", "eq.Tensor", "equal", "fill_.Scalar",
     "linear", "mul.Tensor", "mul_.Tensor", "normal_", "rand", "randint", "randn", "randperm", "sum", "sum.dim_IntList",
-    "uniform_", "view.dtype", "zero_",
+    "uniform_", "view.dtype", "zero_", "_foreach_copy_", "cat",
 )  # fmt: skip
 """Operators that inputs, parameters and comparisons are made with."""
 _MISSING = object()

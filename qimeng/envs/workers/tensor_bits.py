@@ -18,14 +18,14 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True where shape, dtype and every bit pattern agree (two NaN with the same bits are the same)."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return all(torch.equal(_bits(block(a, w)), _bits(block(b, w))) for w in blocks(a.shape))
+    return all(torch.equal(bits_of(block(a, w)), bits_of(block(b, w))) for w in blocks(a.shape))
 
 
 def checksum(tensor: torch.Tensor) -> int:
     """A checksum of the bits of a tensor: equal for equal content, very rarely for other content."""
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for where in blocks(tensor.shape):
-        total += _bits(block(tensor, where)).sum(dtype=torch.int64)
+        total += bits_of(block(tensor, where)).sum(dtype=torch.int64)
     return int(total)
 
 
@@ -39,7 +39,7 @@ def weighted_sum(tensor: torch.Tensor, seed: int) -> int:
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     weights = torch.empty(0)
     for number, where in enumerate(blocks(tensor.shape)):
-        bits = _bits(block(tensor, where)).reshape(-1)
+        bits = bits_of(block(tensor, where)).reshape(-1)
         if weights.numel() < min(bits.numel(), BLOCK):
             generator = torch.Generator(device=tensor.device).manual_seed(seed)
             count = min(bits.numel(), BLOCK)
@@ -53,7 +53,8 @@ def weighted_sum(tensor: torch.Tensor, seed: int) -> int:
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of each element as an integer."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.view(_INTEGERS[tensor.element_size()])
@@ -80,4 +81,4 @@ def block(tensor: torch.Tensor, where: tuple[slice, ...]) -> torch.Tensor:
     return tensor[where] if where else tensor
 
 
-__all__ = ["BLOCK", "block", "blocks", "checksum", "same", "weighted_sum"]
+__all__ = ["BLOCK", "bits_of", "block", "blocks", "checksum", "same", "weighted_sum"]

@@ -59,15 +59,21 @@ def hand_over(tensors: Sequence[torch.Tensor], stay: bool = False) -> tuple[list
     files: list[int] = []
     host: int | None = None
     written = 0
+    known: dict[int, dict[str, Any]] = {}  # memory that goes over already, by its address
     for device in {t.device for t in tensors if t.is_cuda}:
         torch.cuda.synchronize(device)  # whoever looks at them has no part in this process's streams
     for tensor in tensors:
         if tensor.numel() == 0:
             items.append({})
             continue
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in known:
+            items.append({**known[memory], **_place_in_memory(tensor)})
+            continue
         shared = _shared(tensor) if tensor.is_cuda else None
         if shared is not None and len(files) + len(shared[1]) < MAX_FILES:
-            items.append({**shared[0], "first": len(files), "files": len(shared[1])})
+            known[memory] = {**shared[0], "first": len(files), "files": len(shared[1])}
+            items.append({**known[memory], **_place_in_memory(tensor)})
             files += [os.dup(fd) for fd in shared[1]]
             continue
         if tensor.is_cuda and stay:
@@ -84,7 +90,7 @@ def hand_over(tensors: Sequence[torch.Tensor], stay: bool = False) -> tuple[list
 
 
 def _shared(tensor: torch.Tensor) -> tuple[dict[str, Any], list[int]] | None:
-    """Where a GPU tensor lies in the pieces of its memory, and their open files; None where they cannot be shared."""
+    """Where the memory of a GPU tensor lies in pieces, and their open files; None where they cannot be shared."""
     storage = tensor.untyped_storage()
     try:
         _, handle, _, base, counter, place, _, _ = storage._share_cuda_()
@@ -96,7 +102,11 @@ def _shared(tensor: torch.Tensor) -> tuple[dict[str, Any], list[int]] | None:
     if found is None:
         return None
     piece, files = found
-    return {"piece": piece, "base": base, "offset": tensor.storage_offset(), "stride": list(tensor.stride())}, files
+    return {"piece": piece, "base": base}, files
+
+
+def _place_in_memory(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"offset": tensor.storage_offset(), "stride": list(tensor.stride())}
 
 
 def take(items: Any, files: Sequence[int], forms: Sequence[Form]) -> list[torch.Tensor]:
@@ -109,10 +119,13 @@ def take(items: Any, files: Sequence[int], forms: Sequence[Form]) -> list[torch.
     """
     if not isinstance(items, list) or len(items) != len(forms):
         raise Malformed("a tensor was not handed over")
-    return [_take_one(item, files, form) for item, form in zip(items, forms, strict=True)]
+    seen: dict[tuple[int, int, int], torch.Tensor] = {}
+    return [_take_one(item, files, form, seen) for item, form in zip(items, forms, strict=True)]
 
 
-def _take_one(item: Any, files: Sequence[int], form: Form) -> torch.Tensor:
+def _take_one(
+    item: Any, files: Sequence[int], form: Form, seen: dict[tuple[int, int, int], torch.Tensor]
+) -> torch.Tensor:
     dtype = getattr(torch, form.dtype)
     if form.bytes == 0:
         return torch.empty(form.shape, dtype=dtype, device=form.device)
@@ -122,7 +135,7 @@ def _take_one(item: Any, files: Sequence[int], form: Form) -> torch.Tensor:
         first = _number(item, "first", len(files) - 1)
         if form.device == "cuda" and "files" in item:
             count = _number(item, "files", len(files) - first)
-            return _seen(item, files[first : first + count], form, dtype)
+            return _seen(item, files, first, count, form, dtype, seen)
         return _read(files[first], _number(item, "at", MOST_ELEMENTS), form, dtype).to(form.device)
     except (Unmappable, OSError, MemoryError, RuntimeError) as error:
         raise Malformed(f"a tensor was not handed over: {error}") from error
@@ -135,8 +148,16 @@ def _number(item: dict[str, Any], name: str, most: int) -> int:
     return value
 
 
-def _seen(item: dict[str, Any], files: Sequence[int], form: Form, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in the other process's memory on the GPU."""
+def _seen(
+    item: dict[str, Any],
+    files: Sequence[int],
+    first: int,
+    count: int,
+    form: Form,
+    dtype: torch.dtype,
+    seen: dict[tuple[int, int, int], torch.Tensor],
+) -> torch.Tensor:
+    """A tensor in the other process's memory on the GPU; memory that was `seen` before is not mapped again."""
     piece, base = _number(item, "piece", 1 << 36), _number(item, "base", MOST_ELEMENTS)
     offset, strides = _number(item, "offset", MOST_ELEMENTS), item.get("stride")
     if not isinstance(strides, list) or len(strides) != len(form.shape):
@@ -146,11 +167,13 @@ def _seen(item: dict[str, Any], files: Sequence[int], form: Form, dtype: torch.d
     steps = [0 if n == 1 else s for n, s in zip(form.shape, strides, strict=True)]
     last = offset + sum((n - 1) * s for n, s in zip(form.shape, steps, strict=True))
     end = base + (last + 1) * dtype.itemsize
-    if base % dtype.itemsize or end > piece * len(files):
+    if base % dtype.itemsize or end > piece * count:
         raise Malformed("a tensor larger than its memory")
-    window = Window(files, piece, torch.cuda.current_device())
-    memory = torch.as_tensor(window, device=f"cuda:{torch.cuda.current_device()}")
-    return tensor_in(memory[:end], base + offset * dtype.itemsize, dtype, form.shape, steps)
+    key = first, count, piece
+    if key not in seen:
+        window = Window(files[first : first + count], piece, torch.cuda.current_device())
+        seen[key] = torch.as_tensor(window, device=f"cuda:{torch.cuda.current_device()}")
+    return tensor_in(seen[key][:end], base + offset * dtype.itemsize, dtype, form.shape, steps)
 
 
 def tensor_in(

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.envs.sandbox import close_sockets, entered_here
-from qimeng.envs.workers import outputs
+from qimeng.envs.workers import outputs, small_tensors
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.loaded_program import tampered
 from qimeng.envs.workers.poison import poison
@@ -110,9 +110,12 @@ class Worker(TimedProgram):
             changed = [f"input {i}" for i, total in enumerate(after) if total != sums[i]]
         if self.model is not self.parameters.module:
             now = self.model.state_dict()
-            changed += [f"parameter {k}" for k in now if k not in mutated and not same(now[k], state[k])]
+            kept = [k for k in now if k not in mutated]
+            unlike = small_tensors.differing([now[k] for k in kept], [state[k] for k in kept])
+            changed += [f"parameter {kept[i]}" for i in unlike]
         changed += prepared.changed()
-        buffers = [self.model.state_dict()[k].clone() for k in mutated]
+        now = self.model.state_dict()  # made anew each time that it is asked for: once, not once a buffer
+        buffers = small_tensors.copies([now[k] for k in mutated])
         self.kept[number] = [*tensors, *buffers]
         handed, files = hand_over(self.kept[number])
         data = {"facts": outputs.facts_to_json(facts), "tensors": handed, "changed": changed, "seconds": seconds}

@@ -6,12 +6,12 @@ candidates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from qimeng.envs.workers.poison import perturb_malloc
+from qimeng.envs.workers.small_tensors import copied_state, copy_state
 from qimeng.spec import KernelSpec, perturb_parameters
 
 KEPT_BYTES = 1 << 28
@@ -77,7 +77,7 @@ class Parameters:
 
     def __init__(self, spec: KernelSpec, device: torch.device):
         self.module = spec.module(str(device))
-        self._base = {k: v.clone() for k, v in self.module.state_dict().items()}
+        self._base = copied_state(self.module.state_dict())
         self._small = sum(v.nbytes for v in self._base.values()) <= KEPT_BYTES
         self._changed: tuple[int, dict[str, torch.Tensor]] | None = None
 
@@ -89,15 +89,8 @@ class Parameters:
             self._changed = None
             perturb_parameters(self.module, seed)
             if self._small:
-                self._changed = seed, {k: v.clone() for k, v in self.module.state_dict().items()}
+                self._changed = seed, copied_state(self.module.state_dict())
         return self.module.state_dict()
 
 
-def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
-    """Copy what `source` holds into the tensors of `target` of the same names, which may have other dtypes."""
-    with torch.no_grad():
-        for key, value in source.items():
-            target[key].copy_(value)
-
-
-__all__ = ["Draw", "Parameters", "Setup", "copy_state", "open_device"]
+__all__ = ["Draw", "Parameters", "Setup", "open_device"]

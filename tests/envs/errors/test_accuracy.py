@@ -42,6 +42,14 @@ def test_complex_values_are_measured_by_their_parts():
     assert measure(r + 1e-3j, r).max > 1e-4
 
 
+@pytest.mark.parametrize(("shape", "at"), [((), ()), ((2, 3), (1, 2)), ((4, 1), (3, 0))])
+def test_a_wrong_complex_number_is_named_by_its_place(shape: tuple[int, ...], at: tuple[int, ...]):
+    value = torch.ones(shape, dtype=torch.complex64)
+    wrong = value.clone()
+    wrong[at] = 2j
+    assert f"worst at {at}" in (check(wrong, Expected(value))[1] or "")
+
+
 def test_nan_where_the_reference_is_finite_is_an_infinite_error():
     r = torch.ones(8)
     y = r.clone()

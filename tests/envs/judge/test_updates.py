@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from qimeng.envs.estimate.interpret import Interpreter
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.region_reference import RegionReference
 from qimeng.envs.judge.region_spec import region_spec
+from qimeng.envs.workers.worker import Worker
 from qimeng.graph.state import updated_tables
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
@@ -189,3 +191,25 @@ def test_a_region_that_makes_what_a_buffer_gets_may_add_in_any_order_too(
         assert allowed(expected[number], look, number, 4e-8)
         assert not allowed(expected[number], look, number, 1e-4)
         assert not allowed(expected[output], look, output, 1e-2)
+
+
+def test_the_state_is_walked_a_few_times_however_many_buffers_a_call_updates(monkeypatch: pytest.MonkeyPatch):
+    """A walk takes as long as there are tensors: one for each buffer took seconds in each trial of a DenseNet."""
+    spec = KernelSpec.from_module(nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(30))), (torch.randn(8, 4),))
+    refs = References(spec, None, torch.device("cpu"))
+    worker = Worker(spec, torch.device("cpu"))
+    worker.load("")
+    walks: list[nn.Module] = []
+
+    def walked(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+        walks.append(module)
+        return whole(module, *arguments, **named)
+
+    whole = nn.Sequential.state_dict
+    monkeypatch.setattr(nn.Sequential, "state_dict", walked)
+    trial = next(iter(refs.trials(1)))
+    assert len(refs.mutated) == 90 and len(walks) < 20
+    walks.clear()
+    monkeypatch.setattr(worker, "_check_seal", lambda: None)  # a method was replaced, by this test
+    worker.trial(0, trial.draw, refs.mutated, refs.output_bytes)
+    assert len(walks) < 20

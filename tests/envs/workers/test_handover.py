@@ -16,6 +16,7 @@ import torch
 from qimeng.envs.workers.channel import Malformed
 from qimeng.envs.workers.device_memory import PIECE_BYTES, Driver, Unmappable, Window
 from qimeng.envs.workers.outputs import Leaf
+from qimeng.envs.workers.small_tensors import copies
 from qimeng.envs.workers.tensor_transfer import hand_over, take, tensor_in
 from qimeng.envs.workers.worker_setup import open_device
 from tests.envs.own_process import in_own_process
@@ -191,6 +192,24 @@ def test_no_field_of_what_is_handed_over_does_more_than_be_refused(seed, monkeyp
     close(files)
 
 
+def test_memory_of_many_tensors_is_mapped_once(monkeypatch):
+    """A network's buffers lie in one piece of memory: to map it takes longer than to look at one of them."""
+    memory = torch.arange(PIECE_BYTES // 2, dtype=torch.int16).view(torch.uint8)
+    mapped: list[int] = []
+    monkeypatch.setattr("qimeng.envs.workers.tensor_transfer.Window", lambda files, piece, device: mapped.append(piece))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch, "as_tensor", lambda window, device: memory)
+    items = [
+        {"piece": PIECE_BYTES, "base": 8, "first": 0, "files": 1, "offset": 3 * i, "stride": [1]} for i in range(50)
+    ]
+    found = take(items, [-1], [Leaf("Tensor", (3,), (1,), "int16", "cuda")] * 50)
+    assert mapped == [PIECE_BYTES]
+    assert [x.tolist() for x in found] == [[4 + 3 * i + j for j in range(3)] for i in range(50)]
+    beyond = {**items[0], "offset": PIECE_BYTES // 2}
+    with pytest.raises(Malformed):
+        take([items[0], beyond], [-1], [Leaf("Tensor", (3,), (1,), "int16", "cuda")] * 2)
+
+
 def stays_where_it_is() -> None:
     open_device(torch.device("cuda", 0))
     x, ones = torch.randn(3000, 1000, device="cuda")[5:, ::2], torch.ones(3, device="cuda")
@@ -200,6 +219,13 @@ def stays_where_it_is() -> None:
     close(files)
     assert torch.equal(seen, x) and seen.data_ptr() != x.data_ptr()
     assert others.tolist() == ones.tolist() == [1, 1, 1]
+    small = copies([torch.full((3,), float(i), device="cuda") for i in range(50)])
+    items, files = hand_over(small)
+    assert len(files) == items[0]["files"]  # one memory goes over once
+    found = take(items, files, [Leaf("Tensor", (3,), (1,), "float32", "cuda")] * 50)
+    close(files)
+    assert all(torch.equal(a, b) for a, b in zip(small, found, strict=True))
+    del found
     x.zero_()
     torch.cuda.synchronize()
     assert not seen.any()
