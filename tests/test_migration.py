@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from qimeng.envs.steps import compiled_first
 from qimeng.envs.steps.caching import CachingEvaluator, ReplayCoder, ReplayEvaluator
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.setup import make_task
@@ -52,12 +53,19 @@ def old(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def searched_as_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a search, nothing of PyTorch's was tried for computations of this size."""
+    monkeypatch.setattr(compiled_first, "SEVERAL", 100)
+
+
 @pytest.fixture(scope="module")
 def start() -> Program:
     tree = next(read_trees(OLD / "tree.xz"))
     return Program.start(capture_spec(tree.spec()))
 
 
+@pytest.mark.usefixtures("searched_as_then")
 def test_an_old_store_answers_again(old: Path, start: Program) -> None:
     with pytest.warns(UserWarning, match=REMARK):
         store = Store(old)
@@ -81,6 +89,7 @@ def test_an_old_store_answers_again(old: Path, start: Program) -> None:
     assert store.counts()["evaluations"] == before
 
 
+@pytest.mark.usefixtures("searched_as_then")
 def test_an_old_tree_replays(old: Path, start: Program) -> None:
     with pytest.warns(UserWarning, match=REMARK):
         store = Store(old)

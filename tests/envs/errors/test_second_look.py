@@ -152,11 +152,13 @@ def test_rounding_behind_what_saturates_is_no_reason_to_refuse_an_honest_program
     module = torch.nn.Sequential(torch.nn.Sigmoid(), linear, torch.nn.BatchNorm1d(4))
     refs = references(module, torch.rand(3, 32) + 50, 0)
     first = 0
-    for trial in refs.fresh(200):
+    for trial in refs.fresh(5000):
         y = later(refs.state(trial.draw), refs.inputs(trial.draw)[0])
         error, text = error_budget.check(y, trial.expected[0])
         first += text is not None
         assert text is None or refs.look_again(trial, 0, y, error) is not None
+        if first == 2:
+            break
     assert first > 0, "what this test is about does not happen any more"
 
 

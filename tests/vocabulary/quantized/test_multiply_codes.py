@@ -116,7 +116,8 @@ def test_the_planner_by_rules_begins_with_it() -> None:
         module, x = layer(rows, 256, 256, BF16, after=nn.GELU())
         task = fake_task(start(module, x).graph, coder=CONTEXT.coder)
         steps = [s.action.kind for s in optimize(task, GreedySearch(HeuristicPlanner())).steps]
-        assert steps[0] == "multiply_codes" and "dequantize" not in steps, rows
+        first = next(kind for kind in steps if kind != "library")  # TorchInductor's code comes before the search
+        assert first == "multiply_codes" and "dequantize" not in steps, rows
 
 
 def test_the_judge_refuses_codes_that_are_not_declared() -> None:
