@@ -16,6 +16,7 @@ import torch
 from qimeng.backend.compiled import Compiled
 from qimeng.backend.facts import KernelFacts
 from qimeng.device import DEVICES
+from qimeng.envs.judge.gates import own_kernels as own_kernels_gate
 from qimeng.envs.judge.gates.gpu_run import GpuRun
 from qimeng.envs.judge.gates.own_kernels import LOOKS, OWN_KERNELS, UNPROVEN
 from qimeng.envs.judge.gates.pipeline import Candidate, Refusal
@@ -157,9 +158,14 @@ def test_kernels_that_others_made_slower_are_looked_at_again_alone():
     assert refusal is None and found.generated_share == 0.5
 
 
-@pytest.mark.parametrize("slow", [0, 1, LOOKS, LOOKS + 1])
-def test_a_program_that_is_slower_on_some_inputs_takes_what_it_takes_on_most(slow):
+@pytest.mark.parametrize(
+    ("slow", "trusted"),
+    [(0, True), (1, True), (LOOKS, True), (LOOKS + 1, True), (0, False), (1, False), (2, False)],
+)
+def test_a_program_that_is_slower_on_some_inputs_takes_what_it_takes_on_most(slow, trusted, monkeypatch):
     """A convolution whose exact way is taken where one number of an image is too small for its planes."""
+    looks = LOOKS if trusted else 1
+    monkeypatch.setattr(own_kernels_gate, "printed", lambda program: trusted)
     start = Program.start(sample_graph())
     seen: list[tuple[Draw, bool]] = []
     held: list[bool] = []
@@ -176,12 +182,12 @@ def test_a_program_that_is_slower_on_some_inputs_takes_what_it_takes_on_most(slo
 
     program = start.with_implementation(start.regions[0].id, TRITON)
     refusal = OWN_KERNELS.check(*timed_run(program, profiled, turn, {"add": 1}, ms=1.0))
-    assert (refusal is not None) == (slow > LOOKS)
-    if slow in (1, LOOKS):
+    assert (refusal is not None) == (slow > looks)
+    if slow in (1, looks):
         (quick, _), (checked, _) = seen[-2:]
         assert quick == checked, "the call that agrees is made again and checked"
     assert [alone for _, alone in seen] == [False, *[True] * (len(seen) - 1)]
-    assert len({draw.seed for draw, _ in seen}) == min(slow, LOOKS) + 1
+    assert len({draw.seed for draw, _ in seen}) == min(slow, looks) + 1
 
 
 def test_where_the_profiler_says_nothing_that_is_said():

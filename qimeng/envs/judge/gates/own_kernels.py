@@ -35,7 +35,7 @@ LOOKS = 8
 """Inputs on which the kernels are looked at alone on the device before they count as longer than the events say. The
 events tell the median of many calls. On some inputs a right program takes a slower, exact way: an image of 30 million
 random numbers may have one that scaled planes of fp16 lose. A program whose work the events do not see takes longer on
-all inputs."""
+all inputs; one that hides work in some calls must not get more draws, so texts of others are looked at once."""
 
 
 class OwnKernels(GateCheck[GpuRun]):
@@ -62,14 +62,14 @@ class OwnKernels(GateCheck[GpuRun]):
             return refused.refusal
 
     def _refused(self, run: GpuRun, candidate: Candidate, worker: Process) -> Refusal | None:
-        found = candidate.found
+        found, program = candidate.found, candidate.program
         assert found is not None
         claimed, event_ms, turns = found.generated_share, found.ms, run.parts.turns
         own = _named(run, worker, candidate) if claimed else {}
         with turns.turn("check", run.clock):
             launches = _launches(run, worker)
         if event_ms is not None and _is_longer(launches, event_ms):
-            launches = _looked_at_again(run, worker, event_ms)
+            launches = _looked_at_again(run, worker, LOOKS if printed(program) else 1, event_ms)
         if event_ms is not None and _is_longer(launches, event_ms):
             text = f"events say {event_ms:.3f} ms a call, the profiler's kernels take {busy_ms(launches):.3f} ms"
             return Refusal(Gate.TIMING, "clock", text)
@@ -85,7 +85,7 @@ class OwnKernels(GateCheck[GpuRun]):
                 "kernels' time: PyTorch, a library or another compiler does the work"
             )
             return Refusal(Gate.TIMING, "not-a-kernel", text)
-        if run.thorough and _has_needless_kernels(run, candidate.program):
+        if run.thorough and _has_needless_kernels(run, program):
             return Refusal(Gate.TIMING, "not-a-kernel", NEEDLESS)
         if share is None:
             candidate.found = replace(found, notes=(*found.notes, UNPROVEN))
@@ -154,14 +154,20 @@ def _has_needless_kernels(run: GpuRun, program: Program) -> bool:
     return False
 
 
-def _looked_at_again(run: GpuRun, worker: Process, event_ms: float) -> list[Launch]:
+def _looked_at_again(run: GpuRun, worker: Process, looks: int, event_ms: float) -> list[Launch]:
     """The kernels of a call that take no longer than the events say; of the last one where no call's do.
 
     A call is looked at quickly first. One that agrees is made again and checked like any other.
+
+    Args:
+        run: the evaluation.
+        worker: with the program loaded.
+        looks: calls at most.
+        event_ms: what the events say.
     """
     parts = run.parts
     with parts.turns.turn("time", run.clock, alone=True):
-        for _ in range(LOOKS):
+        for _ in range(looks):
             draw = parts.references.timed_draw()
             launches = parts.judge.launches(worker, draw, max(parts.limit_s, PROFILER_S))
             if not _is_longer(launches, event_ms):
