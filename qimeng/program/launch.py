@@ -91,9 +91,11 @@ class _Launch:
                 self.stamp = self.replay = self.outputs = None  # memory of the last recording is given back first
                 self.inputs = [_copied(x, _like(x)) for x in inputs]
                 before = [_copied(t, _like(t)) for t in updated]
-                self.replay, self.outputs = _record(lambda: run(*self.inputs))
-                for t, was in zip(updated, before):
-                    t.copy_(was)
+                try:
+                    self.replay, self.outputs = _record(lambda: run(*self.inputs))
+                finally:
+                    for t, was in zip(updated, before):
+                        t.copy_(was)
                 # what the recording reads by its address stays where it is
                 self.stamp, self.made_from = stamp, [*(t.detach() for t in state), *(p.buffers for p in prepared)]
             for x, mine in zip(inputs, self.inputs):

@@ -169,6 +169,20 @@ def test_a_replay_updates_buffers_once(device: str, monkeypatch: pytest.MonkeyPa
     assert recorder is None or recorder.recorded == 2
 
 
+def test_a_recording_that_fails_leaves_buffers_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = recording(by(start(Statistics, statistics), RECORD), monkeypatch)
+
+    def failing(function: Callable[[], Any]) -> Any:
+        function()
+        raise RuntimeError("no recording")
+
+    monkeypatch.setitem(type(model).forward.__globals__, "_record", failing)
+    model.load_state_dict(Statistics().state_dict())
+    with torch.no_grad(), pytest.raises(RuntimeError, match="no recording"):
+        model(*statistics())
+    assert all(torch.equal(value, Statistics().state_dict()[key]) for key, value in model.named_buffers())
+
+
 def test_guards_stay_and_other_shapes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, recorder = recording(by(start(), RECORD), monkeypatch)
     with torch.no_grad(), pytest.raises(ValueError, match="made for shape"):

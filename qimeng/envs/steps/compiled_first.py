@@ -1,4 +1,4 @@
-"""What PyTorch itself offers for a large computation, tried before a search begins.
+"""What PyTorch itself offers for a computation of several operators, tried before a search begins.
 
 A search may use up its budget on a network before it finds anything. One launch of all of eager's kernels, and then
 TorchInductor's code launched so, take two evaluations; of a smaller one, TorchInductor's code takes one. They are steps
@@ -53,7 +53,7 @@ def submit_first(session: Session) -> None:
 
 
 def compiled_first(session: Session) -> tuple[Session, Action] | None:
-    """Take `STEPS` on a branch of `session` where times are measured; the second alone where it is not large.
+    """Take `STEPS` on a branch of `session`, where times are measured; for a computation that is not large, the second.
 
     They are taken as long as one more evaluation fits the budget: a final verification that takes longer is worth it.
     What TorchInductor has not compiled by then is not waited for: the search goes on meanwhile.
