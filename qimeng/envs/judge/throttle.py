@@ -25,6 +25,10 @@ POWER_CAP = 0x04
 _READERS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 """The function's name, and its name before driver 535."""
 
+LAST_S = 0.05
+"""Seconds that the end of a measurement waits for the last reading. Some drivers take a second for one, while nobody
+else may use the GPU."""
+
 Reader = Callable[[], int]
 
 
@@ -51,7 +55,7 @@ def reader_for(device: torch.device) -> Reader | str:
 
 
 class Watch:
-    """Reads the reasons in the block, and once more at its end.
+    """Reads the reasons in the block, and once more at its end where that is quick (`LAST_S`).
 
     Args:
         read: gives the bits; None to watch nothing.
@@ -75,7 +79,7 @@ class Watch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stop.set()
         if self._read is not None:
-            self._thread.join()
+            self._thread.join(LAST_S)
 
     @property
     def slowed(self) -> str:

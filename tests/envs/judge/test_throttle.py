@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -38,6 +39,21 @@ def test_a_watch_sees_what_was_set_in_any_reading():
     with Watch(None) as watch:
         pass
     assert watch.seen == 0 and watch.slowed == ""
+
+
+def test_a_driver_that_takes_long_to_answer_delays_no_measurement():
+    answered = threading.Event()
+
+    def read() -> int:
+        answered.wait(60)
+        return 0x40
+
+    before = time.monotonic()
+    with Watch(read):
+        pass
+    took = time.monotonic() - before
+    answered.set()
+    assert took < 30
 
 
 class Library:
