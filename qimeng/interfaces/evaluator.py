@@ -113,6 +113,14 @@ class Evaluator(ABC):
             timeout: seconds after which no more answers are waited for; the rest can be gathered later.
         """
 
+    @property
+    def prepares(self) -> bool:
+        """Whether `prepare` does anything."""
+        return False
+
+    def prepare(self, request: EvaluationRequest) -> None:  # noqa: B027  (most engines have nothing to begin with)
+        """Begin in the background with what judging `request` would need, such as compiling; it may never be asked."""
+
     def ask(self, request: EvaluationRequest, ticket: Ticket | None = None) -> Evaluation:
         """Submit one request and wait for its answer.
 

@@ -39,6 +39,7 @@ from qimeng.envs.judge.trials import SEARCH_TRIALS
 from qimeng.envs.judge.verdicts import Judge
 from qimeng.envs.judge.worker_supply import WorkerSupply
 from qimeng.envs.sandbox import DEFAULT
+from qimeng.envs.screening.origin import printed
 from qimeng.envs.screening.sanitizer import check_tools
 from qimeng.envs.screening.static_pass import advised
 from qimeng.envs.workers.answering import no_verdict
@@ -67,6 +68,8 @@ from qimeng.spec import KernelSpec
 
 TIMEOUT_S = 60.0
 """Seconds that a call, or compiling one implementation, may take."""
+SPARE_CORES = 8
+"""Cores from which on kernels of a step to come are compiled beside what is judged now."""
 MEMORY_WAIT_S, LOOK_EVERY_S = 60.0, 0.25
 """Seconds that an evaluation waits at most for memory that others hold on the device, and between two looks."""
 
@@ -126,6 +129,7 @@ class GpuEvaluator(SerialEvaluator):
         beside: judges like this one that are open at a time; they share the memory that is for trials.
         compiled: torch.compile's programs, where some were begun before (`begin_compiled`); it is closed with this.
         libraries: of another judge on this device, which closes them: what that has compiled is there.
+        compilers: likewise, of kernels.
 
     Raises:
         DeviceError: PyTorch's own run of the specification needs more memory than is free on the device.
@@ -138,6 +142,7 @@ class GpuEvaluator(SerialEvaluator):
         compiled: torch.compile's programs, which the final verification times where they were begun.
         times: takes the programs' times.
         turns: on the device.
+        compilers: of kernels for a search.
         memory: turns on its memory: a program that ran out of it beside others is judged again without them.
         workers: the processes that candidates run in.
         spent: wall seconds by part, from the making of this on, over all evaluations.
@@ -164,6 +169,7 @@ class GpuEvaluator(SerialEvaluator):
         beside: int = 1,
         compiled: TorchCompile | None = None,
         libraries: LibraryCompilers | None = None,
+        compilers: Compilers | None = None,
     ):
         self.spec = spec
         self.graph, self.clock, self.timeout_s, self.trials = graph, clock, timeout_s, trials
@@ -192,8 +198,9 @@ class GpuEvaluator(SerialEvaluator):
         self.libraries = libraries or LibraryCompilers(
             spec.mode, str(self.torch_device), self.folder / "libraries", self.compile_threads, self.turns.path
         )
-        self._cache = self._new_cache()
-        self._compilers: Compilers = OffloadingCompilers(*self._compiling(self._cache))
+        self._owns_compilers = compilers is None
+        self._cache = (compilers and compilers.cache) or self._new_cache()
+        self.compilers = compilers or OffloadingCompilers(*self._compiling(self._cache))
         self.workers = WorkerSupply(self.server, self._setup, sandbox, self._cache, lambda: self.limit_s)
         self.workers.prefetch()
         opening = Clock(clock)
@@ -253,6 +260,16 @@ class GpuEvaluator(SerialEvaluator):
         if request.patch is None or any(map(compiles, request.patch.alternatives)):
             self.libraries.begin(request.candidates)
         return super().submit(request)
+
+    @property
+    def prepares(self) -> bool:
+        """Where cores are left for it."""
+        return self.compile_threads >= SPARE_CORES
+
+    def prepare(self, request: EvaluationRequest) -> None:
+        """Compile in the background what templates wrote for the request."""
+        if self.prepares and all(map(printed, request.candidates)):
+            self.compilers.begin(request.candidates)
 
     def answer(self, request: EvaluationRequest) -> Evaluation:
         """Judge a program, or the best of a patch's alternatives: the gates in order, the first refusal ends it.
@@ -338,7 +355,7 @@ class GpuEvaluator(SerialEvaluator):
         try:
             if request.asked is Asked.FINAL:
                 return self._final(request, clock, economize)
-            run = self._run(request, clock, self._cache, self._compilers, economize)
+            run = self._run(request, clock, self._cache, self.compilers, economize)
             found = self._judged(run, CHECK_GATES if request.asked is Asked.CHECK else SEARCH_GATES)
         except torch.OutOfMemoryError:
             return None
@@ -441,6 +458,8 @@ class GpuEvaluator(SerialEvaluator):
     def _end(self) -> None:
         self.workers.stop()
         self.compiled.close()
+        if self._owns_compilers:
+            self.compilers.close()
         if self._owns_libraries:
             self.libraries.close()
         self.baselines_process.close()

@@ -90,6 +90,15 @@ class RegionJudges(SerialEvaluator):
             self.whole.submit(request)
         return super().submit(request)
 
+    @property
+    def prepares(self) -> bool:
+        """As it says."""
+        return self.whole.prepares
+
+    def prepare(self, request: EvaluationRequest) -> None:
+        """Told to the judge of the whole, whose compilers all judges share."""
+        self.whole.prepare(request)
+
     def answer(self, request: EvaluationRequest) -> Evaluation:
         """The answer of the region's judge, or of the whole's."""
         if request.asked is not Asked.REGION or request.patch is None or request.patch.target is None:

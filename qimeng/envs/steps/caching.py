@@ -89,6 +89,15 @@ class CachingEvaluator(Evaluator):
             return _Ticket(request, known)
         return _Ticket(request, inner=self.evaluator.submit(request))
 
+    @property
+    def prepares(self) -> bool:
+        """As it says."""
+        return self.evaluator.prepares
+
+    def prepare(self, request: EvaluationRequest) -> None:
+        """Passed on."""
+        self.evaluator.prepare(request)
+
     def gather(self, tickets: Sequence[Ticket], timeout: float | None = None) -> Iterator[tuple[Ticket, Evaluation]]:
         """Stored answers first, then new ones as they come, each stored before it is given."""
         waiting: dict[Ticket, _Ticket] = {}

@@ -27,6 +27,7 @@ from qimeng.envs.steps.milestones import (
     summed,
     unsettled,
 )
+from qimeng.envs.steps.next_kernels import prepare_next
 from qimeng.envs.steps.parts import verify_parts
 from qimeng.envs.steps.state import FINAL, STOP, Attempt, Budget, Ledger, Progress, State, Unchosen
 from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
@@ -397,6 +398,7 @@ class Session:
             self.settle()  # what is judged as a whole should fail for its own faults
             if self.state.program is not before.program:
                 return Step(action, Evaluation(Gate.PROGRAM, ROLLED_BACK, "rolled-back"), False, patch.digest())
+        prepare_next(self, patch.apply(before.program))
         evaluation = self._judge(before.program, patch, Asked.REGION if on_region else Asked.TIMING)
         if not evaluation.ok:
             return Step(action, evaluation, False, patch.digest())

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from qimeng.envs.judge.library_compilers import LibraryCompilers
     from qimeng.envs.judge.region_spec import RegionSpec
     from qimeng.envs.judge.torch_compile import TorchCompile
+    from qimeng.envs.workers.compile import Compilers
     from qimeng.envs.workers.local_pool import LocalPool
     from qimeng.graph.opgraph import OpGraph
     from qimeng.program.program import Program
@@ -216,6 +217,7 @@ def make_evaluator(
     beside: int = 1,
     compiled: TorchCompile | None = None,
     libraries: LibraryCompilers | None = None,
+    compilers: Compilers | None = None,
 ) -> Evaluator:
     """The GPU of this machine as judge where `context.device` is that one, else the analytic model.
 
@@ -226,6 +228,7 @@ def make_evaluator(
         beside: judges that are open at a time, each with its part of the memory.
         compiled: torch.compile's programs, where some were begun before.
         libraries: those of another judge on this device, shared with it.
+        compilers: likewise, of kernels.
 
     Raises:
         CoderError: the coder has a free hand (a language model), and nothing here keeps what it writes from files.
@@ -238,7 +241,13 @@ def make_evaluator(
         from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 
         return GpuEvaluator(
-            spec, start.graph, device=context.device, beside=beside, compiled=compiled, libraries=libraries
+            spec,
+            start.graph,
+            device=context.device,
+            beside=beside,
+            compiled=compiled,
+            libraries=libraries,
+            compilers=compilers,
         )
     from qimeng.envs.estimate.estimator import EstimatingEvaluator
 
@@ -248,13 +257,13 @@ def make_evaluator(
 def region_judges(whole: Evaluator, spec: KernelSpec, context: Context) -> Evaluator:
     """`whole`, the judge of `spec` that `make_evaluator` made, with judges of its regions beside it.
 
-    What TorchInductor has compiled for a region is there for the whole program as well.
+    What was compiled for a region is there for the whole program as well.
     """
     from qimeng.envs.judge.region_judges import OPEN, RegionJudges
 
     def make(alone: RegionSpec) -> Evaluator:
-        libraries = getattr(whole, "libraries", None)
-        return make_evaluator(alone.spec, alone.program, context, beside=OPEN, libraries=libraries)
+        libraries, compilers = getattr(whole, "libraries", None), getattr(whole, "compilers", None)
+        return make_evaluator(alone.spec, alone.program, context, beside=OPEN, libraries=libraries, compilers=compilers)
 
     if not context.device.measured:
         return RegionJudges(whole, spec, make, "cpu")

@@ -204,6 +204,7 @@ class Ledger:
         reported: those kinds that a step has reported.
         written: patches that were written ahead of their steps (`qimeng.envs.steps.ahead`), by program and action.
         submitted: tickets of requests that were submitted ahead, by the digest of the request.
+        prepared: signatures of the regions whose kernels were compiled ahead (`qimeng.envs.steps.next_kernels`).
         unchosen: the ways that an accepted step did not take, by the digest of the program that it led to.
     """
 
@@ -229,6 +230,7 @@ class Ledger:
     reported: set[str] = field(default_factory=set)
     written: dict[tuple[str, Action], Patch] = field(default_factory=dict)
     submitted: dict[str, Ticket] = field(default_factory=dict)
+    prepared: set[str] = field(default_factory=set)
     unchosen: dict[str, Unchosen] = field(default_factory=dict)
 
     @property
@@ -260,6 +262,7 @@ class Ledger:
             faults=dict(self.faults),
             reported=set(self.reported),
             written=dict(self.written),
+            prepared=set(self.prepared),
             submitted={},  # a ticket is answered once
             unchosen=dict(self.unchosen),
         )

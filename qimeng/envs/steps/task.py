@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,6 +101,11 @@ class Task:
             return self.evaluator.submit(request)
         except Exception:  # noqa: BLE001  (another package's engine may raise anything)
             return None
+
+    def prepare(self, request: EvaluationRequest) -> None:
+        """Tell the engine what it may be asked next; whatever it raises says nothing about a program."""
+        with suppress(Exception):  # another package's engine may raise anything
+            self.evaluator.prepare(request)
 
     def judged(
         self,

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,6 +31,7 @@ from qimeng.graph.region import Region
 from qimeng.interfaces import LASTING
 from qimeng.program.program import Implementation, Program
 
+ENDED = "not compiled: the judge was closed"
 COMPILE_SECONDS = 60.0
 """After this a compilation counts as hung."""
 
@@ -84,9 +87,49 @@ class Compilers:
         self.server, self.device, self.cache, self.timeout_s = server, device, cache, timeout_s
         self.threads = threads or os.cpu_count() or 1
         self._known: dict[tuple[str, str], Compiled] = {}
+        self._coming: dict[tuple[str, str], Future[Compiled]] = {}
+        self._processes: set[Process] = set()
+        self._closed = False
 
     def programs(self, programs: Sequence[Program]) -> list[dict[str, Compiled]]:
         """For each program, signature of each region with a generated kernel to what came of compiling it."""
+        jobs, tables = self._jobs(programs)
+        here = {key: job for key, job in jobs.items() if key not in self._coming}
+        made = dict(zip(here, self.compile(list(here.values())), strict=True))
+        made |= {key: self._coming.pop(key).result() for key in jobs if key in self._coming}
+        found = self._known | made
+        known = {k: c for k, c in made.items() if not self._forgiving or c.failure is None or c.failure in LASTING}
+        self._known |= known
+        return [{signature: found[key] for signature, key in table.items()} for table in tables]
+
+    def begin(self, programs: Sequence[Program]) -> None:
+        """Compile in the background what `programs` need and was not compiled yet; `programs` finds it there."""
+        jobs = {key: job for key, job in self._jobs(programs)[0].items() if key not in self._coming}
+        coming: dict[tuple[str, str], Future[Compiled]] = {key: Future() for key in jobs}
+        if jobs and not self._closed:
+            self._coming |= coming
+            threading.Thread(
+                target=self._behind, args=(list(jobs.values()), list(coming.values())), daemon=True
+            ).start()
+
+    def close(self) -> None:
+        """End what is compiled in the background."""
+        self._closed = True
+        for process in list(self._processes):
+            process.kill(wait=False)
+
+    def _behind(self, jobs: Sequence[Job], coming: Sequence[Future[Compiled]]) -> None:
+        try:
+            found = self.compile(jobs)
+        except Exception as error:  # noqa: BLE001  (whoever asks for the results gets it)
+            for future in coming:
+                future.set_exception(error)
+            return
+        for future, compiled in zip(coming, found, strict=True):
+            future.set_result(compiled)
+
+    def _jobs(self, programs: Sequence[Program]) -> tuple[dict[tuple[str, str], Job], list[dict[str, tuple[str, str]]]]:
+        """What has to be compiled for `programs`, and for each of them the key of each region's implementation."""
         jobs: dict[tuple[str, str], Job] = {}
         tables: list[dict[str, tuple[str, str]]] = []
         for program in programs:
@@ -98,11 +141,7 @@ class Compilers:
                     tables[-1][region.signature] = key
                     if key not in self._known:
                         jobs.setdefault(key, job_of(region, implementation))
-        made = dict(zip(jobs, self.compile(list(jobs.values())), strict=True))
-        found = self._known | made
-        known = {k: c for k, c in made.items() if not self._forgiving or c.failure is None or c.failure in LASTING}
-        self._known |= known
-        return [{signature: found[key] for signature, key in table.items()} for table in tables]
+        return jobs, tables
 
     def compile(self, jobs: Sequence[Job]) -> list[Compiled]:
         """Compile `jobs`, each in a process of its own; results in the order of the jobs."""
@@ -110,12 +149,17 @@ class Compilers:
         waiting = list(range(len(jobs)))
         running: dict[int, tuple[Process, float]] = {}
         while waiting or running:
+            while self._closed and waiting:  # nobody waits for the rest
+                results[waiting.pop()] = Compiled(error=ENDED, failure="timeout")
             while waiting and len(running) < self.threads:
                 number = waiting.pop(0)
                 process = self._start(jobs[number])
+                self._processes.add(process)
                 process.send("build", job=jobs[number])
+                if self._closed:
+                    process.kill(wait=False)
                 running[number] = (process, time.monotonic() + self.timeout_s)
-            first = min(deadline for _, deadline in running.values())
+            first = min((deadline for _, deadline in running.values()), default=0.0)
             poll = select.poll()
             for process, _ in running.values():
                 poll.register(process.channel_fd, select.POLLIN)
@@ -124,6 +168,7 @@ class Compilers:
             for number, (process, deadline) in list(running.items()):
                 if {process.channel_fd, process.status_fd} & ready or time.monotonic() >= deadline:
                     results[number] = _finish(process, deadline, self.timeout_s)
+                    self._processes.discard(process)
                     del running[number]
         return [r for r in results if r is not None]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 from torch.utils import _pytree
 
 from qimeng.envs.sandbox import close_sockets, entered_here
@@ -169,14 +170,17 @@ class Worker(TimedProgram):
             torch.cuda.empty_cache()
 
     def capture(self, source: str, draw: Draw, entries: Sequence[str], number: int) -> None:
-        """Keep the inputs that region `number` of a program on PyTorch gets, for the alternatives."""
+        """Keep the inputs that region `number` of a program on PyTorch gets, for the alternatives.
+
+        Parameters stay such: what torch.compile made for them is not found for other tensors.
+        """
         self.load(source)
         assert self.module is not None
         self._set_parameters(draw.parameter_seed)
         seed_generators(draw.seed)
-        self.region.take(
-            self._fenced(tuple(inputs_of_region(self.module, self.model, self._inputs(draw), entries, number)))
-        )
+        given = inputs_of_region(self.module, self.model, self._inputs(draw), entries, number)
+        pairs = zip(self._fenced(given), given, strict=True)
+        self.region.take(tuple(Parameter(x, requires_grad=False) if isinstance(y, Parameter) else x for x, y in pairs))
         self.module, self.model = None, torch.nn.Module()
         self._collect()
 

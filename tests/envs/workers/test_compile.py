@@ -123,3 +123,30 @@ def test_a_compilation_that_ran_out_of_time_is_tried_again(server, tmp_path):
     compilers.timeout_s = 60.0
     (second,) = compilers.programs([program])
     assert [c.error for c in second.values()] == [None]
+
+
+def test_what_was_begun_in_the_background_is_compiled_once(server, tmp_path, monkeypatch):
+    graph = capture(lambda: FunctionModule(torch.relu), lambda: (torch.empty(64, 64, device="meta"),))
+    program = Program.start(graph)
+    program = program.with_implementation(program.regions[0].id, job().implementation)
+    compilers, started = Compilers(server, H200, str(tmp_path), 2), list[str]()
+    start = server.start
+    monkeypatch.setattr(server, "start", lambda *a, **k: started.append(a[0]) or start(*a, **k))
+    compilers.begin([program])
+    compilers.begin([program])
+    for _ in range(2):
+        (found,) = compilers.programs([program])
+        assert [c.error for c in found.values()] == [None]
+    assert len(started) == 1
+
+
+def test_compilers_that_are_closed_wait_for_nothing(server, tmp_path):
+    graph = capture(lambda: FunctionModule(torch.relu), lambda: (torch.empty(64, 64, device="meta"),))
+    program = Program.start(graph)
+    text = job(after="\nimport time\ntime.sleep(600)\n")
+    program = program.with_implementation(program.regions[0].id, text.implementation)
+    compilers = Compilers(server, H200, str(tmp_path), 1, 600.0)
+    compilers.begin([program])
+    compilers.close()
+    (found,) = compilers.programs([program])
+    assert all(c.error for c in found.values())

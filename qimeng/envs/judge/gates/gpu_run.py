@@ -36,7 +36,7 @@ from qimeng.library import COMPILE_S
 KEEPS_LINES = "evict_last"
 """What stands in a Triton kernel that asks the L2 cache to keep lines."""
 
-TAKEN_OVER_S = 30.0
+TAKEN_OVER_S = 15.0
 """Seconds that the first call may take at least of what was compiled ahead: it is traced once more, and loaded."""
 
 Rounds = Callable[[Process, Clock, bool], tuple[Samples, Samples]]

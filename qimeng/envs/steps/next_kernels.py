@@ -1,0 +1,83 @@
+"""Kernels that the next steps are likely to need, compiled while the judge works on the present one.
+
+Compiling takes about half of the seconds of a step that writes a kernel, on cores that are idle while a GPU checks and
+times. A guess that turns out wrong costs nothing but the writing of a patch. Knows nothing about which step a planner
+takes; it guesses as the planner by rule does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from qimeng.actions import check_action, kind_named
+from qimeng.actions.large import is_large
+from qimeng.errors import CoderError, IllegalAction
+from qimeng.graph.ops import is_product
+from qimeng.graph.region import Region
+from qimeng.interfaces import Action, Asked
+from qimeng.program.program import Program
+
+if TYPE_CHECKING:
+    from qimeng.envs.steps.session import Session
+
+NEXT = 2
+"""Kernels that are compiled ahead."""
+
+
+def prepare_next(session: Session, program: Program) -> None:
+    """Have the judge compile what the lowerings after `program` need; nothing is asked, and nothing fails.
+
+    A coder with a free hand, whose patches cost money, is asked for nothing ahead.
+
+    Args:
+        session: at the program before.
+        program: that the present step leads to, where it is right.
+    """
+    task, ledger = session.task, session.ledger
+    last = ledger.evaluations + 1 >= ledger.budget.evaluations
+    if last or not task.evaluator.prepares or task.context.coder.free_hand:
+        return
+    count = 0
+    for before, action, name in _likely(session, program):
+        if count == NEXT:
+            return
+        if name not in ledger.prepared:
+            try:
+                check_action(before, action, task.context)
+                patch = session.written(replace(session.request(action), program=before))
+            except (IllegalAction, CoderError):
+                continue
+            ledger.prepared.add(name)
+            task.prepare(task.request(before, patch, Asked.REGION))
+        count += 1
+
+
+def _likely(session: Session, program: Program) -> list[tuple[Program, Action, str]]:
+    """Steps that write kernels after `program`, each with the program that it is taken at, and a name for it.
+
+    A large program is clustered and lowered at once.
+    """
+    if not is_large(program):
+        return [(program, Action("lowering", (r.id,)), r.signature) for r in _waiting(session, program)]
+    try:
+        check_action(program, Action("cluster"), session.task.context)
+        clustered = kind_named("cluster").apply(program, Action("cluster"), session.task.context).patch().apply(program)
+    except IllegalAction:
+        clustered = program
+    return [(clustered, Action("lower_all"), "lower_all")]
+
+
+def _waiting(session: Session, program: Program) -> list[Region]:
+    """Regions of `program` that no kernel was written for: products first, then the longest; equal ones once."""
+    known = session.state.evaluation.region_ms if session.state.evaluation else {}
+
+    def weight(region: Region) -> tuple[bool, float, float]:
+        product = any(is_product(region.graph, n) for n in region.ops)
+        return not product, -known.get(region.id, 0.0), -float(region.bytes_moved())
+
+    plain = {r.signature: r for r in program.called if not program.implementation(r).generated}
+    return sorted(plain.values(), key=weight)
+
+
+__all__ = ["NEXT", "prepare_next"]
