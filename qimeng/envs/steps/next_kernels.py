@@ -15,7 +15,7 @@ from qimeng.actions.large import is_large
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.ops import is_product
 from qimeng.graph.region import Region
-from qimeng.interfaces import Action, Asked
+from qimeng.interfaces import Action, Asked, Request
 from qimeng.program.program import Program
 
 if TYPE_CHECKING:
@@ -39,33 +39,39 @@ def prepare_next(session: Session, program: Program) -> None:
     if last or not task.evaluator.prepares or task.context.coder.free_hand:
         return
     count = 0
-    for before, action, name in _likely(session, program):
+    for request, name in _likely(session, program):
         if count == NEXT:
             return
         if name not in ledger.prepared:
             try:
-                check_action(before, action, task.context)
-                patch = session.written(replace(session.request(action), program=before))
+                check_action(request.program, request.action, task.context)
+                patch = session.written(request)
             except (IllegalAction, CoderError):
                 continue
             ledger.prepared.add(name)
-            task.prepare(task.request(before, patch, Asked.REGION))
+            task.prepare(task.request(request.program, patch, Asked.REGION))
         count += 1
 
 
-def _likely(session: Session, program: Program) -> list[tuple[Program, Action, str]]:
-    """Steps that write kernels after `program`, each with the program that it is taken at, and a name for it.
+def _likely(session: Session, program: Program) -> list[tuple[Request, str]]:
+    """What a coder may be asked for after `program`, each with a name.
 
-    A large program is clustered and lowered at once.
+    A large program is clustered and lowered at once, in fp32's precision where the mode's turns out wrong
+    (`qimeng.envs.steps.parts.verify_parts`).
     """
+
+    def request(before: Program, action: Action) -> Request:
+        return replace(session.request(action), program=before)
+
     if not is_large(program):
-        return [(program, Action("lowering", (r.id,)), r.signature) for r in _waiting(session, program)]
+        return [(request(program, Action("lowering", (r.id,))), r.signature) for r in _waiting(session, program)]
     try:
         check_action(program, Action("cluster"), session.task.context)
         clustered = kind_named("cluster").apply(program, Action("cluster"), session.task.context).patch().apply(program)
     except IllegalAction:
         clustered = program
-    return [(clustered, Action("lower_all"), "lower_all")]
+    once = request(clustered, Action("lower_all"))
+    return [(once, "lower_all"), (replace(once, mode="highest"), "lower_all in fp32's precision")]
 
 
 def _waiting(session: Session, program: Program) -> list[Region]:

@@ -76,5 +76,5 @@ def test_all_kernels_of_a_large_program_are_compiled_ahead():
     session = Session(fake_task(program.graph, judge, TemplateCoder()), Budget(evaluations=9))
     for _ in range(2):
         prepare_next(session, program)
-    (request,) = judge.told
-    assert request.patch is not None and len(request.patch.others) >= 2
+    assert len(judge.told) == 2, "in the mode's precision and in fp32's"
+    assert all(request.patch is not None and len(request.patch.others) >= 2 for request in judge.told)
