@@ -93,7 +93,8 @@ def _wave(p: Pieces) -> None:
 def _cooperative(p: Pieces) -> None:
     """One launch of as many groups as fit the device at once; each group takes rows in turn.
 
-    What does not change from row to row is loaded once. With two stages the tiles of the group's next row are loaded
+    How many they are is not passed: a kernel is compiled anew for some numbers, and it is compiled before the device is
+    asked. What does not change from row to row is loaded once. With two stages the tiles of the group's next row are loaded
     before this one's statistics are waited for.
     """
     splits, ahead = p.steps, _schedule(p).stages > 1
@@ -128,6 +129,7 @@ def _cooperative(p: Pieces) -> None:
         each += [f"{em.value(e)} = {following.value(e)}" for e in moving]
     body = [
         "pid = tl.program_id(0)",
+        f"groups = tl.num_programs(0) // {splits}",
         f"split = pid % {splits}",
         *first_rows,
         *columns,
@@ -136,7 +138,7 @@ def _cooperative(p: Pieces) -> None:
         *[f"    {line}" for line in each],
     ]
     together = "" if splits == 1 else f", maxnreg={_registers(p)}, launch_cooperative_grid=True"
-    p.kernel("group", body, [*names, "flags_ptr", "groups"], f"groups * {splits}", together)
+    p.kernel("group", body, [*names, "flags_ptr"], f"groups * {splits}", together)
 
 
 def _registers(p: Pieces) -> int:
