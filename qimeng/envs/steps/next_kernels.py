@@ -8,24 +8,37 @@ takes; it guesses as the planner by rule does.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from qimeng.actions import check_action, kind_named
 from qimeng.actions.large import is_large
+from qimeng.envs.steps.state import Ledger, State
+from qimeng.envs.steps.task import Task
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.ops import is_product
 from qimeng.graph.region import Region
-from qimeng.interfaces import Action, Asked, Request
+from qimeng.interfaces import Action, Asked, Patch, Request
 from qimeng.program.program import Program
-
-if TYPE_CHECKING:
-    from qimeng.envs.steps.session import Session
 
 NEXT = 2
 """Kernels that are compiled ahead."""
 
 
-def prepare_next(session: Session, program: Program) -> None:
+class Running(Protocol):
+    """What it needs of the running optimization (`qimeng.envs.steps.session.Session`)."""
+
+    task: Task
+    ledger: Ledger
+    state: State
+
+    def request(self, action: Action, instruction: str = "") -> Request:
+        """What the coder is asked for `action`."""
+
+    def written(self, request: Request) -> Patch:
+        """The coder's patch."""
+
+
+def prepare_next(session: Running, program: Program) -> None:
     """Have the judge compile what the lowerings after `program` need; nothing is asked, and nothing fails.
 
     A coder with a free hand, whose patches cost money, is asked for nothing ahead.
@@ -53,7 +66,7 @@ def prepare_next(session: Session, program: Program) -> None:
         count += 1
 
 
-def _likely(session: Session, program: Program) -> list[tuple[Request, str]]:
+def _likely(session: Running, program: Program) -> list[tuple[Request, str]]:
     """What a coder may be asked for after `program`, each with a name.
 
     A large program is clustered and lowered at once, in fp32's precision where the mode's turns out wrong
@@ -74,7 +87,7 @@ def _likely(session: Session, program: Program) -> list[tuple[Request, str]]:
     return [(once, "lower_all"), (replace(once, mode="highest"), "lower_all in fp32's precision")]
 
 
-def _waiting(session: Session, program: Program) -> list[Region]:
+def _waiting(session: Running, program: Program) -> list[Region]:
     """Regions of `program` that no kernel was written for: products first, then the longest; equal ones once."""
     known = session.state.evaluation.region_ms if session.state.evaluation else {}
 
@@ -86,4 +99,4 @@ def _waiting(session: Session, program: Program) -> list[Region]:
     return sorted(plain.values(), key=weight)
 
 
-__all__ = ["NEXT", "prepare_next"]
+__all__ = ["NEXT", "Running", "prepare_next"]

@@ -94,8 +94,8 @@ def _cooperative(p: Pieces) -> None:
     """One launch of as many groups as fit the device at once; each group takes rows in turn.
 
     How many they are is not passed: a kernel is compiled anew for some numbers, and it is compiled before the device is
-    asked. What does not change from row to row is loaded once. With two stages the tiles of the group's next row are loaded
-    before this one's statistics are waited for.
+    asked. What does not change from row to row is loaded once. With two stages the tiles of the group's next row are
+    loaded before this one's statistics are waited for.
     """
     splits, ahead = p.steps, _schedule(p).stages > 1
     names = workspaces(p, _slots(p))
