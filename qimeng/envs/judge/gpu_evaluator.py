@@ -201,7 +201,9 @@ class GpuEvaluator(SerialEvaluator):
         self._owns_compilers = compilers is None
         self._cache = (compilers and compilers.cache) or self._new_cache()
         self.compilers = compilers or OffloadingCompilers(*self._compiling(self._cache))
-        self.workers = WorkerSupply(self.server, self._setup, sandbox, self._cache, lambda: self.limit_s)
+        self.workers = WorkerSupply(
+            self.server, self._setup, sandbox, self._cache, lambda: self.limit_s, [str(self.libraries.folder)]
+        )
         self.workers.prefetch()
         opening = Clock(clock)
         try:

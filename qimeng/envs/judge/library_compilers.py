@@ -13,10 +13,9 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from shutil import copyfile
 from typing import Any
 
-from qimeng.envs.judge.torch_compile import cache_folder, compile_server
+from qimeng.envs.judge.torch_compile import CACHE, compile_server
 from qimeng.envs.workers.compile import job_of
 from qimeng.envs.workers.forkserver import START_S, Process, WorkerFailed
 from qimeng.graph.ops import LAYERS
@@ -36,16 +35,20 @@ FILE = "torchinductor"
 class LibraryCompilers:
     """Compiles what TorchInductor compiles, each implementation once.
 
+    TorchInductor's own cache lies beside the files: a worker looks there for the configuration that was chosen for each
+    kernel, and compiles all anew where it may not read it.
+
     Args:
         mode: of precision.
         device: PyTorch's name of the device.
-        folder: where the files are kept.
+        folder: where the files are kept; made, for workers to read.
         threads: compiler processes for one implementation.
         lock: path of the device's lock; empty without one.
     """
 
     def __init__(self, mode: str, device: str, folder: Path, threads: int, lock: str):
-        self._mode, self._device, self._folder, self._threads, self._lock = mode, device, folder, threads, lock
+        self._mode, self._device, self.folder, self._threads, self._lock = mode, device, folder, threads, lock
+        folder.mkdir(parents=True)
         self._running: dict[str, threading.Thread] = {}
         self._began: dict[str, float] = {}
         self._processes: list[Process] = []
@@ -63,7 +66,7 @@ class LibraryCompilers:
                         "options": call.options,
                         "threads": self._threads,
                         "lock": self._lock,
-                        "path": str(self._folder / digest / FILE),
+                        "path": str(self.folder / digest / FILE),
                     }
                     thread = threading.Thread(target=self._compile, args=(digest, asked), daemon=True)
                     self._running[digest], self._began[digest] = thread, time.monotonic()
@@ -85,20 +88,9 @@ class LibraryCompilers:
         """Seconds since the first of what calls of `program` would compile was begun; 0 where nothing was."""
         return max((time.monotonic() - self._began[d] for d in _compiled(program) if d in self._began), default=0.0)
 
-    def files(self, program: Program, cache: str) -> list[str]:
-        """What workers that run `program` take over: paths of files in the folder `cache`, which they may read.
-
-        Those that are there by now.
-        """
-        found = []
-        for digest in _compiled(program):
-            if digest in self._made:
-                target = Path(cache) / digest / FILE
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if not target.exists():
-                    copyfile(self._folder / digest / FILE, target)
-                found.append(str(target))
-        return found
+    def files(self, program: Program) -> list[str]:
+        """What workers that run `program` take over: paths of the files that are there by now."""
+        return [str(self.folder / digest / FILE) for digest in _compiled(program) if digest in self._made]
 
     def close(self) -> None:
         """End the processes; what is still compiled is given up."""
@@ -112,7 +104,9 @@ class LibraryCompilers:
         process: Process | None = None
         try:
             server, main = compile_server(), "qimeng.envs.judge.library_compile_process:main"
-            process = server.start(main, self._mode, self._device, environment=cache_folder(server))
+            process = server.start(
+                main, self._mode, self._device, environment={CACHE: str(self.folder / CACHE.lower())}
+            )
             self._processes.append(process)
             if self._closed:
                 process.kill(wait=False)

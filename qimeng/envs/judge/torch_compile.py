@@ -25,6 +25,10 @@ PRELOAD = ("torch", "qimeng.envs.judge.baseline", "qimeng.envs.judge.torch_compi
 forked process can (seen with torch 2.11 on an H200)."""
 
 
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""The variable that names the folder of TorchInductor's cache."""
+
+
 def check_modes(modes: Sequence[str]) -> None:
     """Refuse what torch.compile does not know.
 
@@ -52,7 +56,7 @@ def compile_server() -> ForkServer:
 
 def cache_folder(server: ForkServer) -> dict[str, str]:
     """The variable by which the compiling processes of `server` share TorchInductor's cache."""
-    return {"TORCHINDUCTOR_CACHE_DIR": str(Path(server.folder) / "inductor")}
+    return {CACHE: str(Path(server.folder) / "inductor")}
 
 
 class TorchCompile:

@@ -5,7 +5,7 @@ Deals in processes and their caches. Knows nothing about what they are asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -30,12 +30,22 @@ class WorkerSupply:
         sandbox: level of the sandbox that they enter before candidates run in them.
         cache: Triton's cache folder of searches.
         limit: tells how many seconds a command may take.
+        readable: folders that workers may read in a full sandbox, besides the usual ones.
 
     Attributes:
         layers: of the sandbox, that the worker taken last was in.
     """
 
-    def __init__(self, server: ForkServer, setup: Setup, sandbox: str, cache: str, limit: Callable[[], float]):
+    def __init__(
+        self,
+        server: ForkServer,
+        setup: Setup,
+        sandbox: str,
+        cache: str,
+        limit: Callable[[], float],
+        readable: Sequence[str] = (),
+    ):
+        self._readable = tuple(readable)
         self._server, self._setup, self._sandbox, self._cache, self._limit = server, setup, sandbox, cache, limit
         self.layers: tuple[str, ...] = ()
         self._spare: Process | None = None
@@ -55,7 +65,9 @@ class WorkerSupply:
         main = "qimeng.envs.workers.worker:main"
         if self._sandbox == "full":
             setup = replace(self._setup, compiled=cache)
-            worker = self._server.start(main, setup, environment=environment, sandbox="full", readable=[cache])
+            worker = self._server.start(
+                main, setup, environment=environment, sandbox="full", readable=[cache, *self._readable]
+            )
         else:
             environment = {**environment, "TRITON_CACHE_DIR": cache}
             worker = self._server.start(main, self._setup, environment=environment, sandbox=self._sandbox)

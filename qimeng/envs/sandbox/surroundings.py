@@ -21,7 +21,7 @@ beforehand, other settings and caches of Triton's and PyTorch's."""
 
 OWN_FOLDERS = (
     "HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "CUDA_CACHE_PATH", "TRITON_HOME", "TORCH_HOME",
-    "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
 )  # fmt: skip
 """Environment variables that name the process's own folder."""
 
@@ -36,12 +36,14 @@ def settle(folder: str) -> None:
 def clean_environment(folder: str, keep: Collection[str] = ()) -> str:
     """Keep the `SETTINGS` and the variables in `keep`, drop all others; home and caches are in `folder`.
 
-    Triton's cache as well, unless it is set.
+    Triton's cache as well, unless it is set. TorchInductor's is a folder in it: its folders have names of two letters,
+    such as ``z3``, which Python would import from the folder that a process works in.
     """
     settle(folder)
     for name in [n for n in os.environ if n not in SETTINGS and n not in keep]:
         del os.environ[name]
     os.environ.update(dict.fromkeys(OWN_FOLDERS, folder))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder, "inductor")
     os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(folder, "triton"))
     return "own folder, home and caches"
 

@@ -276,7 +276,11 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         environment = plain_environment()
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (str(_root()), *sys.path) if p)
-        code = f"from qimeng.envs.workers.fork_loop import run_server; run_server({theirs.fileno()}, {self._preload!r})"
+        # a process works in a folder that its candidate writes to: nothing is imported from there by accident
+        code = "import sys; sys.path[:] = [p for p in sys.path if p]; "
+        code += (
+            f"from qimeng.envs.workers.fork_loop import run_server; run_server({theirs.fileno()}, {self._preload!r})"
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],

@@ -98,3 +98,17 @@ def test_closing_ends_every_worker(supply: WorkerSupply, server: FakeServer) -> 
     supply.let_go(supply.start("other"))
     supply.close()
     assert len(server.started) == 3 and not any(process.alive for process in server.started)
+
+
+def test_in_a_full_sandbox_a_worker_may_read_the_cache_and_what_it_takes_over() -> None:
+    readable = list[str]()
+
+    class Server(FakeServer):
+        def start(self, main: str, setup: Setup, environment: dict[str, str], **options: Any) -> FakeProcess:
+            readable.extend(options["readable"])
+            return FakeProcess(setup.compiled)
+
+    made: Any = Server()
+    supply = WorkerSupply(made, Setup(b"", "default", "cpu"), "full", "search", lambda: 1.0, ["libraries"])
+    supply.start("final")
+    assert readable == ["final", "libraries"]

@@ -233,3 +233,8 @@ def test_without_mounts_of_its_own_a_process_changes_none() -> None:
     with pytest.raises(Unavailable, match="no mounts of its own"):
         processes.enter(own_mounts=False)
     assert Path("/proc/mounts").read_text() == before
+
+
+def test_nothing_is_imported_from_the_folder_that_a_process_works_in(server):
+    text = "os.makedirs('qz', exist_ok=True)\nimport qz"
+    assert attempt(server, "full", text)[0] == "ModuleNotFoundError"

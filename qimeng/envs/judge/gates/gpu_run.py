@@ -125,7 +125,7 @@ class GpuRun(Run):
 
     def begin(self) -> None:
         """Take a worker, and start the one after it while this one is checked."""
-        self.files = [f for c in self.left for f in self.parts.libraries.files(c.program, self.cache)]
+        self.files = [f for c in self.left for f in self.parts.libraries.files(c.program)]
         with self.clock.part("start"):
             self.worker = self.parts.workers.take(self.may_share)
             if not self.may_share:
