@@ -68,6 +68,7 @@ class _Module(torch.nn.Module):
 
 
 def _rows() -> Iterator[dict[str, Any]]:
+    from qimeng.coder.template.families.tile import split
     from qimeng.coder.template.families.tile.defaults import default_schedule
     from qimeng.coder.template.families.tile.plan import plan_tile
     from qimeng.coder.template.families.tile.printer import print_tile
@@ -77,6 +78,7 @@ def _rows() -> Iterator[dict[str, Any]]:
     from qimeng.graph.region import make_region
     from qimeng.program.program import load_source
 
+    monkeypatch = pytest.MonkeyPatch()
     header = "import torch\nimport triton\nimport triton.language as tl\n"
     for name, (function, shapes) in CASES.items():
         torch.manual_seed(0)
@@ -104,9 +106,11 @@ def _rows() -> Iterator[dict[str, Any]]:
             schedules += [base.but(form="cooperative", block_p=2, block_r=width, stages=n) for n in (1, 2)]
         expected = function(*(x.double() for x in inputs))
         expected = expected if isinstance(expected, tuple) else (expected,)
-        for schedule in schedules:
-            row: dict[str, Any] = {"case": name, "schedule": str(schedule)}
+        combined = [s for s in schedules if s.form == "split" and plan.passes]  # by a program a row, in kernels between
+        for schedule, wide in [*((s, split.WIDE) for s in schedules), *((s, 1) for s in combined)]:
+            row: dict[str, Any] = {"case": name, "schedule": f"{schedule}, {wide} partial results at a time"}
             try:
+                monkeypatch.setattr(split, "WIDE", wide)
                 made = print_tile(plan, schedule, f"k_{name}")
                 found = getattr(load_source(header + made.source, name), made.entry)(*inputs)
                 row["error"] = max(

@@ -6,7 +6,11 @@ kernel text. Knows nothing about which schedule is good.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qimeng.coder.template.families.tile.partials import partial_loads, partial_stores, workspaces
+from qimeng.coder.template.families.tile.schedule import TileSchedule
+from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton.emitter import Emitter
 from qimeng.coder.template.triton.row_passes import output_pass, reduce_pass, store_rows
 from qimeng.coder.template.triton.row_pieces import Pieces
@@ -17,35 +21,46 @@ stream faster from many short programs, at one more launch. On an H200 copies re
 loop took what 3.8 TB/s take, if its first pass read at 4.5 (KernelBench 1/33, 3.22 ms; not measured apart)."""
 
 
+WIDE = 4096
+"""Partial results of a block of rows from which on they are combined first, by a program a row. Otherwise each program
+that needs them holds all of them in registers: 65,536 for batch norm of 204,800 x 48 in 1,024 parts, which took the
+most part of a network's time on an H200 (KernelBench 3/46)."""
+
+
 def print_split_row(p: Pieces) -> None:
     """Print the kernels of a ``split`` schedule, and their launches: one a level of reductions, one for the outputs.
 
     Where each program would walk many steps of the outputs, the partial results are combined first, and each step gets
-    a program of its own.
+    a program of its own. Where they are many (`WIDE`), they are combined after each level.
     """
     splits = max(1, min(p.schedule.splits, p.steps))
     share = -(-p.steps // splits)
     splits = -(-p.steps // share)
     low, high = f"split * {share}", f"tl.minimum(split * {share} + {share}, {p.steps})"
-    names = workspaces(p, splits)
-    for level in range(1, p.plan.passes + 1):
+    names, last = workspaces(p, splits), p.plan.passes
+    wide = p.PB > 1 and p.PB * power_of_two(splits) > WIDE
+    parts = (1, "c") if wide else (splits, "w")  # what later kernels read of a level
+    combined = workspaces(p, 1, "c") if wide else []
+    for level in range(1, last + 1):
         rows, row_walks = p.rows(f"pid // {splits}")
         columns, col_walks = p.columns("t")
         em = p.emitter(row_walks + col_walks)
-        body = ["pid = tl.program_id(0)", f"split = pid % {splits}", *rows, *_combine(p, em, level - 1, splits)]
+        body = ["pid = tl.program_id(0)", f"split = pid % {splits}", *rows, *_combine(p, em, level - 1, *parts)]
         body += reduce_pass(p, em, level, columns, low, high)
         body += partial_stores(p, p.accumulators(level), level, splits)
-        p.kernel(f"pass{level}", body, names, str(p.programs * splits))
+        p.kernel(f"pass{level}", body, names + combined, str(p.programs * splits))
+        if wide:
+            _combined(p, level, splits, names + combined)
     flat = bool(p.full_outputs) and share >= FLAT
-    combined = workspaces(p, 1, "c") if flat else []
-    if p.row_outputs or flat:
+    if flat and not wide:
+        combined = workspaces(p, 1, "c")
+    if not wide and (p.row_outputs or flat):
         rows, row_walks = p.rows("tl.program_id(0)")
         em = p.emitter(row_walks + p.columns("0")[1])
-        body = [*rows, *_combine(p, em, p.plan.passes, splits)]
-        for level in range(1, p.plan.passes + 1) if flat else ():
+        body = [*rows, *_combine(p, em, last, splits)]
+        for level in range(1, last + 1) if flat else ():
             body += partial_stores(p, p.accumulators(level), level, 1, "0", "c")
-        body += store_rows(p, em)
-        p.kernel("finish", body, names + combined, str(p.programs))
+        p.kernel("finish", body + store_rows(p, em), names + combined, str(p.programs))
     if flat:
         _outputs_by_step(p, combined)
     elif p.full_outputs:
@@ -53,9 +68,21 @@ def print_split_row(p: Pieces) -> None:
         columns, col_walks = p.columns("last - t")
         em = p.emitter(row_walks + col_walks)
         body = [_backwards(p, splits), f"split = pid % {splits}", f"last = {low} + {high} - 1", *rows]
-        body += _combine(p, em, p.plan.passes, splits)
+        body += _combine(p, em, last, *parts)
         body += output_pass(p, em, columns, low, high)
-        p.kernel("outputs", body, names, str(p.programs * splits))
+        p.kernel("outputs", body, names + combined, str(p.programs * splits))
+
+
+def _combined(p: Pieces, level: int, splits: int, names: list[str]) -> None:
+    """Combine the partial results of a level, a program a row; after the last one, store the rows' outputs."""
+    assert isinstance(p.schedule, TileSchedule)
+    one = replace(p, schedule=p.schedule.but(block_p=1))  # prints into the same lists
+    rows, row_walks = one.rows("tl.program_id(0)")
+    em = one.emitter(row_walks + one.columns("0")[1])
+    last = level == p.plan.passes
+    body = [*rows, *_combine(one, em, level - 1 if last else 0, 1, "c"), *partial_loads(one, em, level, splits)]
+    body += partial_stores(one, one.accumulators(level), level, 1, "0", "c")
+    one.kernel(f"combine{level}", body + (store_rows(one, em) if last else []), names, str(one.programs))
 
 
 def _outputs_by_step(p: Pieces, combined: list[str]) -> None:
