@@ -5,7 +5,8 @@ Deals in regions on PyTorch. Knows nothing about schedules' numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from qimeng.actions.base import Context, GraphRewrite, Kind
@@ -14,8 +15,9 @@ from qimeng.actions.registry import register
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.family import Unsupported, covering, is_covered
 from qimeng.graph.region import Region
-from qimeng.interfaces import Action, Coder, Patch, Request
+from qimeng.interfaces import Action, Coder, Patch, Prints, Request
 from qimeng.program.program import Implementation, Program
+from qimeng.program.schedule import Schedule
 
 
 class LowerAll(Kind):
@@ -74,25 +76,25 @@ def each_lowered(request: Request, rewrite: GraphRewrite, coder: Coder) -> Patch
     problem: CoderError | IllegalAction = CoderError("no region is left to lower")
     for region in rewrite.each:
         try:
-            patch = coder.write(replace(request, action=Action("lowering", (region.id,))))
+            written.append((region.id, _lowered(region, request, coder)))
         except (CoderError, IllegalAction) as error:
             problem = error
-            continue
-        written.append((region.id, _unmeasured(patch.alternatives, region, request)))
     if not written and not rewrite.rewrites:
         raise problem
     note = ", ".join(filter(None, (rewrite.note, f"{len(written)} kernels" if written else "")))
     return Patch(note=note, rewrites=rewrite.rewrites, others=tuple(written))
 
 
-def _unmeasured(alternatives: Sequence[Implementation], region: Region, request: Request) -> Implementation:
-    """The alternative that the family of `region` takes unmeasured, or the first."""
-    try:
+def _lowered(region: Region, request: Request, coder: Coder) -> Implementation:
+    """The kernel that the family of `region` takes unmeasured, or the first that `coder` writes."""
+    wanted: Schedule | None = None
+    with suppress(Unsupported):
         family, plan = covering(region)
         wanted = family.unmeasured(plan, request.device, request.mode)
-    except Unsupported:
-        return alternatives[0]
-    return next((made for made in alternatives if made.schedule == wanted), alternatives[0])
+        if isinstance(coder, Prints):
+            return coder.print(region, wanted)  # alone: others would not be used
+    made = coder.write(replace(request, action=Action("lowering", (region.id,)))).alternatives
+    return next((each for each in made if each.schedule == wanted), made[0])
 
 
 register(LowerAll())

@@ -7,7 +7,7 @@ from qimeng.interfaces.evaluator import EngineReport, Evaluator, ReferenceFacts,
 from qimeng.interfaces.faults import ASKED_AGAIN, FAULTS, LASTING, Fault
 from qimeng.interfaces.requests import Asked, EvaluationRequest, FinalOptions
 from qimeng.interfaces.results import Accuracy, Evaluation, Gate, Resources, Scope, Timing
-from qimeng.interfaces.roles import Coder, Memory, Planner, Reprints
+from qimeng.interfaces.roles import Coder, Memory, Planner, Prints, Reprints
 from qimeng.interfaces.steps import Action, Observation, Patch, Request, Step
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Patch",
     "Planner",
     "ReferenceFacts",
+    "Prints",
     "Reprints",
     "Request",
     "Resources",

@@ -13,7 +13,8 @@ from qimeng.interfaces.steps import Action, Observation, Patch, Request
 if TYPE_CHECKING:
     from qimeng.graph.opgraph import OpGraph
     from qimeng.graph.region import Region
-    from qimeng.program.program import Program
+    from qimeng.program.program import Implementation, Program
+    from qimeng.program.schedule import Schedule
 
 
 class Planner(ABC):
@@ -72,6 +73,18 @@ class Coder(ABC):
         return None
 
 
+class Prints(ABC):
+    """What a coder is as well that prints a region's kernel from a schedule."""
+
+    @abstractmethod
+    def print(self, region: Region, schedule: Schedule) -> Implementation:
+        """The kernel of `region` under `schedule`.
+
+        Raises:
+            Unsupported: the family does not cover the region, or not under this schedule.
+        """
+
+
 class Reprints(ABC):
     """What a coder is as well that can print a program again for the same computation at other sizes."""
 
@@ -84,4 +97,4 @@ class Reprints(ABC):
         """
 
 
-__all__ = ["Coder", "Memory", "Planner", "Reprints"]
+__all__ = ["Coder", "Memory", "Planner", "Prints", "Reprints"]

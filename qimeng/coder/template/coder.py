@@ -24,13 +24,13 @@ from qimeng.family import (
 )
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region
-from qimeng.interfaces import Coder, Patch, Reprints, Request
+from qimeng.interfaces import Coder, Patch, Prints, Reprints, Request
 from qimeng.program.origin import note_printed
 from qimeng.program.program import Implementation, Program
 from qimeng.program.schedule import Schedule
 
 
-class TemplateCoder(Coder, Reprints):
+class TemplateCoder(Coder, Prints, Reprints):
     """Prints kernels from schedules; an action changes the schedule, the patch is what changed.
 
     Args:

@@ -171,4 +171,4 @@ class TorchCompile:
         process.call("compile", limit_s, mode=mode, seed=seed, threads=threads, lock=self._lock)
 
 
-__all__ = ["MODES", "TorchCompile", "cache_folder", "check_modes", "compile_server", "compiled_name"]
+__all__ = ["CACHE", "MODES", "TorchCompile", "cache_folder", "check_modes", "compile_server", "compiled_name"]

@@ -43,7 +43,7 @@ def submit_ahead(steps: Sequence[tuple[Session, Action]]) -> None:
             patch = session.written(session.request(action))
         except (IllegalAction, CoderError):
             continue  # the step tells it
-        ledger.written[program.digest, action] = patch
+        ledger.written[program.digest, action, task.context.mode] = patch
         on_region = task.by_region and is_on_region(program, patch)
         if patch.others or not patch.computes_otherwise or task.by_region and not on_region:
             continue  # judged in parts, not at all, or after the program before it was settled

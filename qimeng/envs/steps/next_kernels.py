@@ -62,6 +62,7 @@ def prepare_next(session: Running, program: Program) -> None:
             except (IllegalAction, CoderError):
                 continue
             ledger.prepared.add(name)
+            ledger.written[request.program.digest, request.action, request.mode] = patch
             task.prepare(task.request(request.program, patch, Asked.REGION))
         count += 1
 
@@ -78,13 +79,16 @@ def _likely(session: Running, program: Program) -> list[tuple[Request, str]]:
 
     if not is_large(program):
         return [(request(program, Action("lowering", (r.id,))), r.signature) for r in _waiting(session, program)]
+    names = "lower_all", "lower_all in fp32's precision"
+    if session.ledger.prepared >= set(names):
+        return []
     try:
         check_action(program, Action("cluster"), session.task.context)
         clustered = kind_named("cluster").apply(program, Action("cluster"), session.task.context).patch().apply(program)
     except IllegalAction:
         clustered = program
     once = request(clustered, Action("lower_all"))
-    return [(once, "lower_all"), (replace(once, mode="highest"), "lower_all in fp32's precision")]
+    return [*zip((once, replace(once, mode="highest")), names, strict=True)]
 
 
 def _waiting(session: Running, program: Program) -> list[Region]:

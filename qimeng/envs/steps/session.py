@@ -308,8 +308,7 @@ class Session:
         for _ in range(1 + self.ledger.budget.repairs):
             try:
                 check_action(program, action, context)
-                ahead = self.ledger.written.pop((program.digest, action), None) if request.failed is None else None
-                patch = ahead or self.written(request)
+                patch = self._patch(request)
             except (IllegalAction, CoderError) as error:
                 if isinstance(error, KindFault):
                     self.ledger.faults[error.kind] = str(error)
@@ -328,7 +327,7 @@ class Session:
                 break
             tried.add(subject)
             if patch.others:
-                exactly = partial(self.written, replace(request, mode="highest"))
+                exactly = partial(self._patch, replace(request, mode="highest"))
                 step = verify_parts(self, action, patch, exactly)
             else:
                 step = self.verify(action, patch)
@@ -341,6 +340,12 @@ class Session:
         if not step.accepted:
             self._roll_back(step, open_question)
         return step
+
+    def _patch(self, request: Request) -> Patch:
+        """The coder's patch, which may have been written ahead; that is taken once."""
+        key = request.program.digest, request.action, request.mode
+        ahead = self.ledger.written.pop(key, None) if request.failed is None else None
+        return ahead or self.written(request)
 
     def request(self, action: Action, instruction: str = "") -> Request:
         """What the coder is asked for `action`, with what the user tells it."""

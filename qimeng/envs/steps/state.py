@@ -202,7 +202,7 @@ class Ledger:
         start: evaluation of the start program.
         faults: faults of kinds of action; such a kind is not offered once a step has reported it.
         reported: those kinds that a step has reported.
-        written: patches that were written ahead of their steps (`qimeng.envs.steps.ahead`), by program and action.
+        written: patches that were written ahead of their steps, by program, action and mode of precision.
         submitted: tickets of requests that were submitted ahead, by the digest of the request.
         prepared: signatures of the regions whose kernels were compiled ahead (`qimeng.envs.steps.next_kernels`).
         unchosen: the ways that an accepted step did not take, by the digest of the program that it led to.
@@ -228,7 +228,7 @@ class Ledger:
     start: Evaluation | None = None
     faults: dict[str, str] = field(default_factory=dict)
     reported: set[str] = field(default_factory=set)
-    written: dict[tuple[str, Action], Patch] = field(default_factory=dict)
+    written: dict[tuple[str, Action, str], Patch] = field(default_factory=dict)
     submitted: dict[str, Ticket] = field(default_factory=dict)
     prepared: set[str] = field(default_factory=set)
     unchosen: dict[str, Unchosen] = field(default_factory=dict)
