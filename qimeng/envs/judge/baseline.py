@@ -165,10 +165,13 @@ class _Bench:
         self.call = compile_module(self.module, mode, self._inputs(seed), threads, lock)
         self._tidy()
 
-    def differ(self, seed: int) -> list[tuple[float, ...]]:
-        """For each output of floats, the figures of the error that is timed here, beside eager on the same inputs."""
+    def differ(self, seed: int, mutated: Sequence[str] = ()) -> list[tuple[float, ...]]:
+        """The figures of the error of what is timed here, beside eager on the same inputs.
+
+        Of each output of floats, then of each such buffer among `mutated`, which a call updates as it was made.
+        """
         try:
-            return self._errors(seed)
+            return self._errors(seed, mutated)
         finally:
             self._tidy()
 
@@ -225,10 +228,22 @@ class _Bench:
             torch.cuda.ipc_collect()
         self._tidy()
 
-    def _errors(self, seed: int) -> list[tuple[float, ...]]:
-        eager = tensors_in(self.module(*self._inputs(seed)))
-        found = tensors_in(self.call(*self._inputs(seed)))
-        return [accuracy.measure(y, r).figures for y, r in zip(found, eager, strict=True) if accuracy.is_float(r)]
+    def _errors(self, seed: int, mutated: Sequence[str]) -> list[tuple[float, ...]]:
+        own = self.spec.module(str(self.device)).state_dict() if mutated else {}
+        state = self.module.state_dict()
+        before = {key: state[key].clone() for key in mutated}
+
+        def results(call: Callable[..., Any]) -> list[torch.Tensor]:
+            for key in mutated:
+                state[key].copy_(own[key])
+            return [*tensors_in(call(*self._inputs(seed))), *(state[key].clone() for key in mutated)]
+
+        try:
+            pairs = zip(results(self.call), results(self.module), strict=True)
+            return [accuracy.measure(y, r).figures for y, r in pairs if accuracy.is_float(r)]
+        finally:
+            for key, value in before.items():
+                state[key].copy_(value)
 
     def _called(self, nothing: bool) -> Callable[..., Any]:
         assert self.batch is not None

@@ -401,10 +401,10 @@ class GpuEvaluator(SerialEvaluator):
             trial = None
         if trial is None:
             return {}
-        allowed = [e.budget + e.error for e in trial.outputs if is_float(e.value)]
+        allowed = [e.budget + e.error for e in trial.expected if is_float(e.value)]
         for mode in modes:
             try:
-                errors = self.compiled.errors(mode)
+                errors = self.compiled.errors(mode, refs.mutated)
             except WorkerFailed:
                 continue  # memory that others hold, say; its times stand
             for error, most in zip(errors, allowed, strict=True):

@@ -123,13 +123,15 @@ class TorchCompile:
         """
         return ask_times(self._processes[mode], self._draw_seed, self._timeout_s, effort)
 
-    def errors(self, mode: str) -> list[Error]:
+    def errors(self, mode: str, mutated: Sequence[str] = ()) -> list[Error]:
         """How far each output of floats is from eager's on fresh inputs as given, of a mode that is ready.
+
+        Likewise each such buffer among `mutated`, which a call updates.
 
         Raises:
             WorkerFailed: its process failed.
         """
-        found, _ = self._processes[mode].call("differ", self._timeout_s, seed=self._draw_seed())
+        found, _ = self._processes[mode].call("differ", self._timeout_s, seed=self._draw_seed(), mutated=list(mutated))
         return [Error(*figures) for figures in found]
 
     def give_up(self, mode: str, reason: str) -> None:

@@ -155,12 +155,32 @@ def test_the_compiled_result_is_held_against_eager_s() -> None:
     assert 1e-4 < bench.differ(3)[0][0] < 1.0
 
 
+def test_so_are_the_buffers_that_a_call_updates() -> None:
+    spec = KernelSpec.from_module(torch.nn.BatchNorm1d(8).train(), (torch.randn(64, 8) + 3,))
+    bench = _Bench(spec, torch.device("cpu"))
+    running = ["running_mean", "running_var"]
+    for _ in range(50):
+        bench.module(torch.randn(64, 8) + 3)
+    moved = bench.module.running_mean.clone()
+    assert [max(figures) for figures in bench.differ(3, running)] == [0.0, 0.0, 0.0]
+
+    def coarse(x: torch.Tensor) -> torch.Tensor:
+        rounded = bench.module(x.bfloat16().float())
+        bench.module.num_batches_tracked -= 1
+        return rounded
+
+    bench.call = coarse
+    _, mean, variance = bench.differ(3, running)
+    assert mean[0] > 1e-5 and variance[0] > 1e-4, "as from the buffers that the module was made with"
+    assert torch.equal(bench.module.running_mean, moved)
+
+
 def test_a_mode_outside_the_budget_of_a_candidate_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = KernelSpec.from_module(torch.nn.Linear(64, 16), (torch.randn(8, 64),))
     judge = GpuEvaluator(spec, capture_spec(spec), torch_device="cpu")
     try:
         errors = {"default": [Error(1e-3, 1e-4)], "max-autotune": [Error(1e-7, 1e-8)]}
-        monkeypatch.setattr(judge.compiled, "errors", errors.__getitem__)
+        monkeypatch.setattr(judge.compiled, "errors", lambda mode, mutated: errors[mode])
         wrong = judge._compiled_wrong(tuple(errors))
     finally:
         judge.close()
