@@ -82,9 +82,30 @@ class Cluster(Kind):
         return tuple(group for group, made in found.items() if made.signature == found[mine].signature)
 
 
-@lru_cache(16)
 def clusters_of(program: Program, context: Context) -> Mapping[Group, Region]:
     """The regions of each cluster of `program`, in topological order, and what they become."""
+    return _found(_Partition(program), context)
+
+
+class _Partition:
+    """The regions of a program and their implementations, however it is launched."""
+
+    def __init__(self, program: Program):
+        self.program = program
+
+    def __eq__(self, other: object) -> bool:
+        mine = self.program
+        if not isinstance(other, _Partition):
+            return False
+        return mine.regions is other.program.regions and mine.implementations is other.program.implementations
+
+    def __hash__(self) -> int:
+        return hash((id(self.program.regions), id(self.program.implementations)))
+
+
+@lru_cache(16)
+def _found(partition: _Partition, context: Context) -> Mapping[Group, Region]:
+    program = partition.program
 
     def fits(pair: Pair, both: Region) -> bool:
         first, second = map(has_product, pair)
@@ -96,8 +117,9 @@ def clusters_of(program: Program, context: Context) -> Mapping[Group, Region]:
         return not has_product(first), -passed
 
     chains = chains_of(program, context)  # in halves where they are long, not one operator at a time
-    partition = joined(program, chains)
-    clusters = Clusters(partition, lambda r: not program.is_settled(r) and not program.implementation(r).generated)
+    clusters = Clusters(
+        joined(program, chains), lambda r: not program.is_settled(r) and not program.implementation(r).generated
+    )
     clusters.grow(rank, fits)
     chain_of = {frozenset(n for r in chain for n in r.nodes): chain for chain in chains}
     found: dict[Group, Region] = {}
