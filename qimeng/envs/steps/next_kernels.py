@@ -21,7 +21,7 @@ from qimeng.interfaces import Action, Asked, Patch, Request
 from qimeng.program.program import Program
 
 NEXT = 2
-"""Kernels that are compiled ahead."""
+"""Lowerings that are compiled ahead of those that were tried."""
 
 
 class Running(Protocol):
@@ -51,20 +51,21 @@ def prepare_next(session: Running, program: Program) -> None:
     last = ledger.evaluations + 1 >= ledger.budget.evaluations
     if last or not task.evaluator.prepares or task.context.coder.free_hand:
         return
-    count = 0
+    room = NEXT + sum(a.action.kind == "lowering" for a in ledger.attempts) - len(ledger.prepared)
     for request, name in _likely(session, program):
-        if count == NEXT:
+        if room <= 0:
             return
-        if name not in ledger.prepared:
-            try:
-                check_action(request.program, request.action, task.context)
-                patch = session.written(request)
-            except (IllegalAction, CoderError):
-                continue
-            ledger.prepared.add(name)
-            ledger.written[request.program.digest, request.action, request.mode] = patch
-            task.prepare(task.request(request.program, patch, Asked.REGION))
-        count += 1
+        if name in ledger.prepared:
+            continue
+        try:
+            check_action(request.program, request.action, task.context)
+            patch = session.written(request)
+        except (IllegalAction, CoderError):
+            continue
+        ledger.prepared.add(name)
+        ledger.written[request.program.digest, request.action, request.mode] = patch
+        task.prepare(task.request(request.program, patch, Asked.REGION))
+        room -= 1
 
 
 def _likely(session: Running, program: Program) -> list[tuple[Request, str]]:

@@ -8,7 +8,7 @@ import torch
 from qimeng import KernelSpec
 from qimeng.actions.large import MANY
 from qimeng.coder.template.coder import TemplateCoder
-from qimeng.envs.steps.next_kernels import prepare_next
+from qimeng.envs.steps.next_kernels import NEXT, prepare_next
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
 from qimeng.interfaces import Action, EvaluationRequest
@@ -56,6 +56,19 @@ def test_the_kernels_of_regions_without_one_are_compiled_ahead_each_once(start, 
     assert told[0] == product and set(told) == {product, *others[1:]}
     assert session.step(Action("lowering", (product,))).accepted
     assert [r.patch.target for r in judge.told if r.patch] == told
+
+
+def test_a_region_that_is_refused_stops_no_other(start):
+    judge = Preparing()
+    session = session_of(start, judge)
+    product, softmax, scan = (r.id for r in start.regions)
+    prepare_next(session, start)
+    assert len(judge.told) == NEXT and scan not in [r.patch.target for r in judge.told if r.patch]
+    judge.wrong = lambda program: "off by one"
+    assert not session.step(Action("lowering", (product,))).accepted
+    judge.wrong = lambda program: None
+    assert session.step(Action("lowering", (softmax,))).accepted
+    assert scan in [r.patch.target for r in judge.told if r.patch]
 
 
 def test_nothing_is_begun_that_cannot_be_asked(start):
