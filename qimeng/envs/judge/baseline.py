@@ -229,7 +229,9 @@ class _Bench:
         self._tidy()
 
     def _errors(self, seed: int, mutated: Sequence[str]) -> list[tuple[float, ...]]:
-        own = self.spec.module(str(self.device)).state_dict() if mutated else {}
+        made = self.spec.module(str(self.device)).state_dict() if mutated else {}
+        own = {key: made[key] for key in mutated}
+        del made  # the parameters need no memory twice
         state = self.module.state_dict()
         before = {key: state[key].clone() for key in mutated}
 

@@ -104,9 +104,7 @@ class LibraryCompilers:
         process: Process | None = None
         try:
             server, main = compile_server(), "qimeng.envs.judge.library_compile_process:main"
-            process = server.start(
-                main, self._mode, self._device, environment={CACHE: str(self.folder / CACHE.lower())}
-            )
+            process = server.start(main, self._mode, self._device, environment={CACHE: str(self.folder / "inductor")})
             self._processes.append(process)
             if self._closed:
                 process.kill(wait=False)

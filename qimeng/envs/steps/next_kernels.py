@@ -1,8 +1,8 @@
 """Kernels that the next steps are likely to need, compiled while the judge works on the present one.
 
-Compiling took about half of the seconds of a step that writes a kernel (a ResNet block on an H200), on cores that are
-idle while the GPU checks and times. A guess that turns out wrong costs nothing but the writing of a patch. Knows
-nothing about which step a planner takes; it guesses as the planner by rule does.
+Compiling takes seconds, on cores that are idle while the GPU checks and times. A guess that turns out wrong costs
+nothing but the writing of a patch. Knows nothing about which step a planner takes; it guesses as the planner by rule
+does.
 """
 
 from __future__ import annotations
