@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.envs.errors import accuracy
+from qimeng.envs.errors.double_convolution import as_products, is_worth_it
 from qimeng.spec.dispatch import DispatchMode
 from qimeng.spec.leaf import infer_domain, unexpanded
 
@@ -57,7 +58,7 @@ class NamedAsDouble(DispatchMode):
 
     Otherwise ``x.float()`` inside a module, or inside the standard deviation of half types, would end the float64 run.
     A cast to a half type is an intended rounding and stays. This is for computations without jumps: a jump after a cast
-    depends on every rounding after it. Convolutions leave cuDNN where that is slow in float64.
+    depends on every rounding after it. Convolutions are products of matrices where that is quicker.
 
     Raises:
         TypeError: bits are reinterpreted as another dtype, which is meaningless in float64.
@@ -68,9 +69,8 @@ class NamedAsDouble(DispatchMode):
         if func is torch.ops.aten.view.dtype:
             raise TypeError("the bits of a float are no bits of its float64 value")
         kwargs = kwargs or {}
-        if func is torch.ops.aten.convolution.default and _is_slow_in_cudnn(*args):
-            with torch.backends.cudnn.flags(enabled=False):
-                return func(*args, **kwargs)
+        if func is torch.ops.aten.convolution.default and _is_quicker_as_products(*args):
+            return as_products(*args, **kwargs)
         named = {x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype)}  # never in a list of arguments
         if not named:
             return func(*args, **kwargs)
@@ -82,15 +82,10 @@ class NamedAsDouble(DispatchMode):
         return _pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.dtype in _HALF else x, found)
 
 
-def _is_slow_in_cudnn(x: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> bool:
-    """Whether PyTorch's own convolution in float64, a product of columns, is faster than cuDNN's.
-
-    Seen with torch 2.11 on an H100: it is for transposed convolutions and for windows of several elements that move by
-    one; it is slower for pointwise and strided ones, and takes as long where channels are in groups.
-    """
-    _, stride, _, _, transposed, _, groups = arguments
-    windows = weight[0, 0].numel() > 1 and all(s == 1 for s in stride) and groups == 1
-    return x.is_cuda and x.dtype is torch.float64 and (transposed or windows)
+def _is_quicker_as_products(x: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> bool:
+    """Whether a convolution is in float64 on a GPU, with enough channels."""
+    *_, transposed, _, groups = arguments
+    return x.is_cuda and x.dtype is torch.float64 and is_worth_it(x, weight, transposed, groups)
 
 
 _HALF = {torch.float16, torch.bfloat16}

@@ -1,4 +1,4 @@
-"""Convolutions of float64 runs: the way that is quicker on a GPU computes the same."""
+"""Convolutions of float64 runs: as products of matrices, which are quicker on a GPU, they compute the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from qimeng.envs.errors import float64
+from qimeng.envs.errors import double_convolution, float64
 from qimeng.envs.errors.float64 import NamedAsDouble
 
 CASES = {
@@ -14,30 +14,49 @@ CASES = {
     "strided": lambda x: functional.conv2d(x, torch.ones(6, 4, 3, 3).to(x), stride=2),
     "pointwise": lambda x: functional.conv2d(x, torch.ones(6, 4, 1, 1).to(x)),
     "groups": lambda x: functional.conv2d(x, torch.ones(6, 2, 3, 3).to(x), groups=2),
+    "depthwise": lambda x: functional.conv2d(x, torch.ones(4, 1, 3, 3).to(x), groups=4),
     "transposed": lambda x: functional.conv_transpose2d(x, torch.ones(4, 6, 3, 3).to(x), stride=2),
 }
-QUICK = ("window", "transposed")
+LEFT_TO_PYTORCH = ("pointwise", "depthwise")  # few channels, one channel a group
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_cudnn_computes_what_it_is_quicker_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_compute_what_they_are_quicker_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[bool] = []
-    slow = float64._is_slow_in_cudnn
+    quicker = float64._is_quicker_as_products
 
-    class OnGpu:
+    class OnGpu(torch.Tensor):
         """A tensor on the CPU that says it is on a GPU."""
 
-        is_cuda, dtype = True, torch.float64
+        is_cuda = True  # type: ignore[assignment]
 
     def noted(x: torch.Tensor, *arguments: object) -> bool:
-        used.append(not slow(OnGpu(), *arguments))  # type: ignore[arg-type]
-        return not used[-1]
+        used.append(quicker(x.as_subclass(OnGpu), *arguments))  # type: ignore[arg-type]
+        return used[-1]
 
-    monkeypatch.setattr(float64, "_is_slow_in_cudnn", noted)
+    monkeypatch.setattr(float64, "_is_quicker_as_products", noted)
     x = torch.randn(2, 4, 9, 9, dtype=torch.float64)
     with torch.no_grad(), NamedAsDouble():
         found = CASES[name](x)
-    assert torch.equal(found, CASES[name](x)) and used == [name not in QUICK]
+    assert torch.allclose(found, CASES[name](x), rtol=1e-12, atol=1e-12) and used == [name not in LEFT_TO_PYTORCH]
+
+
+@pytest.mark.parametrize("columns", [1 << 25, 200])  # all at once, and a few places of the window at a time
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_products_compute_what_pytorch_does(
+    dims: int, transposed: bool, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(double_convolution, "COLUMNS", columns)
+    for groups, window, stride, dilation in [(1, 1, 1, 1), (1, 3, 1, 2), (2, 2, 2, 1), (3, 3, 2, 2)]:
+        x = torch.randn(3, 6, *[7, 8, 6][:dims], dtype=torch.float64)
+        channels = (6, 12 // groups) if transposed else (12, 6 // groups)
+        weight = torch.randn(*channels, *[window] * dims, dtype=torch.float64)
+        more = [1] * dims if transposed and stride == 2 else [0] * dims
+        arguments = x, weight, torch.randn(12).double(), [stride], [int(window > 1)], [dilation], transposed, more
+        found = double_convolution.as_products(*arguments, groups)
+        expected = torch.ops.aten.convolution(*arguments, groups)
+        assert found.is_contiguous() and torch.allclose(found, expected, rtol=1e-12, atol=1e-12), (groups, window)
 
 
 @pytest.mark.gpu
