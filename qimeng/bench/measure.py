@@ -32,9 +32,9 @@ from qimeng.planner import make_search
 from qimeng.spec.patience import within
 from qimeng.store import Store
 
-FINAL_S = 6.0
-"""Seconds of a problem's budget kept for what the final verification takes longer than an evaluation: a cold compiler
-cache, every distribution, five rounds of timing."""
+FINAL_S = 4.0
+"""Seconds of a problem's budget kept for what the final verification takes longer than a search expects: a cold
+compiler cache, a fresh process."""
 
 RESERVE_S = 10.0
 """Seconds before the end of a problem's wall-clock time at which its search and verification have to be over: to start

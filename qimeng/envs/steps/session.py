@@ -101,10 +101,12 @@ class Session:
         if self.ledger.start is None:
             self.tell("start", f"{self.task.name}: PyTorch, {len(self.task.start.regions)} regions")
             evaluation = self._judge(self.task.start)
+            spent = {part: evaluation.seconds.get(part, 0.0) for part in FINAL}
             if self.task.by_region:  # steps are judged by region: only this one shows what the whole takes
-                reference, check, times = (evaluation.seconds.get(part, 0.0) for part in ("reference", "check", "time"))
-                self.ledger.longest = check + times  # a milestone; what results are held against is there then
-                self.ledger.final = reference + FINAL * check + times
+                self.ledger.took.clear()
+            if not self.task.estimated:
+                self.ledger.milestone = spent["check"] + spent["time"]  # what results are held against is there then
+                self.ledger.final = sum(times * spent[part] for part, times in FINAL.items())
             self.ledger.start = evaluation
             self._measured(evaluation)
             self.ledger.best = self.ledger.leader = self.state
@@ -474,7 +476,7 @@ class Session:
         if patch is not None and (patch.others or warms_up(patch.apply(program, evaluation.chosen))):
             spent = evaluation.seconds  # later programs have most of these kernels
             took -= min(took, spent.get("compile", 0.0) + spent.get("library", 0.0))
-        ledger.longest = max(ledger.longest, took)
+        ledger.took.append(took)
         ledger.evaluations += 1
         key = subject if evaluation.scope is Scope.PROGRAM else alone
         ledger.known[key] = evaluation

@@ -6,8 +6,10 @@ Deals in plain data. Knows nothing about how a step is taken (`qimeng.envs.steps
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from qimeng.envs.steps.caching import UNKNOWN
 from qimeng.interfaces import Action, Evaluation, Patch, Scope, Step, Ticket
@@ -21,10 +23,12 @@ ACCIDENTS = 3
 """Times that a program is judged before a possible accident, such as a timeout on a busy machine, counts as its
 failure."""
 
+RECENT = 3
+"""Evaluations, the last ones, of which the longest says how long the next one takes: early ones wait for compilers."""
 
-FINAL = 2.0
-"""Times the check of the first evaluation that a final verification is estimated to take: it has more trials, and
-nothing to load."""
+FINAL = {"reference": 4.0, "check": 3.0, "time": 3.0}
+"""How many times as long each part takes in a final verification as in the first evaluation: it has more trials, more
+rounds of timing, and baselines beside them. (Four networks on an H200: 3.0 to 5.3, 2.5 to 3.7, 3.2 to 5.5.)"""
 
 
 @dataclass(frozen=True)
@@ -185,11 +189,12 @@ class Ledger:
         waited: tells how many of them the judge has waited for a device that others use; such seconds do not count
             against `Budget.seconds`.
         evaluations: programs sent to the judge.
-        longest: seconds of the longest evaluation after the first.
+        took: seconds of the last `RECENT` evaluations.
+        milestone: seconds that checking and timing the whole program takes; 0 where times are estimated.
         waiting: seconds that an evaluation has waited, in the mean.
         later: steps that are taken after the search, for which it leaves time (`qimeng.envs.steps.compiled_first`).
         writing: seconds that the coder took longest.
-        final: seconds that a final verification takes, by what the first evaluation took; 0 where later ones show it.
+        final: seconds that a final verification takes, by what the first evaluation took; 0 where times are estimated.
         known: evaluations of this search by what was judged; asking again is free, except after an accident.
         accidents: number of failures of a program that may be accidents (`Evaluation.lasting`); the program is judged
             again on the next request, up to `ACCIDENTS` times.
@@ -213,7 +218,8 @@ class Ledger:
     began: float
     waited: Callable[[], float] = lambda: 0.0
     evaluations: int = 0
-    longest: float = 0.0
+    took: deque[float] = field(default_factory=partial(deque, maxlen=RECENT))
+    milestone: float = 0.0
     waiting: float = 0.0
     later: int = 0
     writing: float = 0.0
@@ -232,6 +238,11 @@ class Ledger:
     submitted: dict[str, Ticket] = field(default_factory=dict)
     prepared: set[str] = field(default_factory=set)
     unchosen: dict[str, Unchosen] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> float:
+        """Seconds that the next evaluation is expected to take at most."""
+        return max(self.milestone, *self.took, 0.0)
 
     @property
     def seconds_left(self) -> float:
@@ -254,6 +265,7 @@ class Ledger:
         """An independent copy."""
         return replace(
             self,
+            took=deque(self.took, RECENT),
             known=dict(self.known),
             accidents=dict(self.accidents),
             refused=dict(self.refused),

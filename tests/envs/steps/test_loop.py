@@ -253,26 +253,32 @@ def test_the_seconds_may_have_begun_before(graph: OpGraph) -> None:
     assert session.ledger.seconds_left == -10 and session.exhausted() == "seconds"
 
 
-def test_a_large_program_leaves_seconds_for_a_final_verification_by_what_its_first_evaluation_took(
-    graph: OpGraph,
+@pytest.mark.parametrize("by_region", [True, False])
+def test_seconds_are_left_for_a_final_verification_by_what_the_first_evaluation_took(
+    graph: OpGraph, by_region: bool
 ) -> None:
+    spent = {"reference": 4.0, "check": 2.0, "time": 1.0}
+
     class Slow(FakeEvaluator):
         def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
-            return replace(super().judge(program, patch), seconds={"reference": 4.0, "check": 2.0, "time": 1.0})
+            return replace(super().judge(program, patch), seconds=spent)
 
-    def left(by_region: bool) -> tuple[Session, FakeClock]:
-        clock, task = FakeClock(), replace(fake_task(graph, evaluator=Slow()), by_region=by_region)
-        session = Session(task, Budget(seconds=20), clock=clock)
-        session.begin()
-        return session, clock
-
-    session, clock = left(by_region=True)
-    assert session.ledger.final == 4 + FINAL * 2 + 1 and session.exhausted() is None
-    clock.now = 20 - session.ledger.final + 0.5
+    clock, task = FakeClock(), replace(fake_task(graph, evaluator=Slow()), by_region=by_region)
+    session = Session(task, Budget(seconds=60), clock=clock)
+    session.begin()
+    expected = sum(FINAL[part] * seconds for part, seconds in spent.items())
+    assert session.ledger.final == session.final_s() == expected and session.exhausted() is None
+    clock.now = 60 - expected - session.ledger.longest + 0.5
     assert session.exhausted() == "seconds"
-    session, clock = left(by_region=False)
-    clock.now = 19.5
-    assert session.exhausted() is None
+
+
+def test_how_long_a_step_takes_is_told_by_the_last_ones(graph: OpGraph) -> None:
+    clock = FakeClock()
+    session = Session(fake_task(graph), Budget(seconds=60), clock=clock)
+    session.ledger.took.extend([9.0, 2.0, 1.0])
+    assert session.ledger.longest == 9.0
+    session.ledger.took.append(3.0)
+    assert session.ledger.longest == session.clone().ledger.longest == 3.0
 
 
 def test_the_same_question_is_asked_once(graph: OpGraph) -> None:

@@ -159,7 +159,7 @@ def test_without_time_to_look_for_the_step_at_fault_all_are_left_out(graph: OpGr
     clock = FakeClock()
     judge = ByRegion(wrong_whole=lambda p: None if p.on_pytorch else "error 3.0")
     session = started(graph, judge, budget=Budget(wall_seconds=100.0), clock=clock)
-    session.ledger.longest = 20.0
+    session.ledger.milestone = 20.0
     for action in lowerings(session)[:2]:
         session.step(action)
     asked, clock.now = judge.asked.count(Asked.TIMING), 75.0

@@ -110,7 +110,7 @@ def test_where_there_is_no_time_no_other_way_is_tried() -> None:
 
     class Late(Lower):
         def run(self, session: Session) -> str:
-            session.ledger.longest, clock.now = 30.0, 60.0
+            session.ledger.milestone, clock.now = 30.0, 60.0
             return super().run(session)
 
     graph = capture_spec(KernelSpec.from_function(torch.matmul, (X, Y)), verify=False)

@@ -110,7 +110,7 @@ def test_a_limit_that_comes_before_anything_was_judged_is_said(graph: OpGraph) -
 
 def test_no_second_candidate_is_verified_without_time(graph: OpGraph) -> None:
     session = Session(fake_task(graph), Budget(wall_seconds=100.0), clock=(clock := FakeClock()))
-    session.ledger.longest, session.ledger.waiting = 10.0, 5.0
+    session.ledger.milestone, session.ledger.waiting = 10.0, 5.0
     clock.now = 85.0
     session.check_time()
     with pytest.raises(TimeUp):
