@@ -10,9 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from qimeng.envs.steps.next_kernels import prepare_first
 from qimeng.envs.steps.session import Session
 from qimeng.errors import PlannerFault
 from qimeng.interfaces import Action, Observation, Planner
+from qimeng.planner.heuristic import HeuristicPlanner
 
 CHOICE = 0.5
 """Share of the prior that goes to the choice of a planner without scores; the rest is uniform."""
@@ -30,6 +32,14 @@ class Search(ABC):
     @abstractmethod
     def run(self, session: Session) -> str:
         """Take steps until nothing is left to do; why it ended (`qimeng.envs.steps.result.Result.stopped`)."""
+
+    def ahead(self, session: Session) -> None:
+        """Have compiled what the first steps may need, while the start program is judged: those of the planner by rule.
+
+        Args:
+            session: not yet begun.
+        """
+        prepare_first(session, HeuristicPlanner().choose)
 
 
 class ScoringPlanner(Planner):

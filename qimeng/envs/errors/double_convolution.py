@@ -118,8 +118,9 @@ def _transposed(
         for number, tap in enumerate(parts):
             seen = _seen(found[some], taps[tap], sizes, stride, dilation)
             seen += columns[:, :, number].flatten(1, 2)
-    kept = [slice(p, n - p) for n, p in zip(whole, padding, strict=True)]
-    return found[(..., *kept)].contiguous()
+    for dim, (n, p) in enumerate(zip(whole, padding, strict=True), start=2):
+        found = found.narrow(dim, p, n - 2 * p)
+    return found.contiguous()
 
 
 def _seen(
@@ -127,7 +128,7 @@ def _seen(
 ) -> torch.Tensor:
     """The part of `x` that one place of the window meets: a view of the window's `sizes` places."""
     steps = zip(tap, sizes, stride, dilation, strict=True)
-    return x[(..., *(slice(t * d, t * d + (n - 1) * s + 1, s) for t, n, s, d in steps))]
+    return x[(slice(None), slice(None), *(slice(t * d, t * d + (n - 1) * s + 1, s) for t, n, s, d in steps))]
 
 
 def _portions(samples: int, taps: int, each: int) -> Iterator[tuple[slice, range]]:

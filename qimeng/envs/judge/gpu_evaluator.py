@@ -201,6 +201,7 @@ class GpuEvaluator(SerialEvaluator):
         self._owns_compilers = compilers is None
         self._cache = (compilers and compilers.cache) or self._new_cache()
         self.compilers = compilers or OffloadingCompilers(*self._compiling(self._cache))
+        self._anew: tuple[str, Compilers] | None = None
         self.workers = WorkerSupply(
             self.server, self._setup, sandbox, self._cache, lambda: self.limit_s, [str(self.libraries.folder)]
         )
@@ -269,8 +270,12 @@ class GpuEvaluator(SerialEvaluator):
         return self.compile_threads >= SPARE_CORES
 
     def prepare(self, request: EvaluationRequest) -> None:
-        """Compile in the background what templates wrote for the request."""
-        if self.prepares and all(map(printed, request.candidates)):
+        """Compile in the background what templates wrote for the request; anew, for a final verification."""
+        if not self.prepares or not all(map(printed, request.candidates)):
+            return
+        if request.asked is Asked.FINAL:
+            self._compiled_anew(request)
+        else:
             self.compilers.begin(request.candidates)
 
     def answer(self, request: EvaluationRequest) -> Evaluation:
@@ -369,16 +374,18 @@ class GpuEvaluator(SerialEvaluator):
 
         What PyTorch computes as it was written is the reference itself: a trial shows that it runs.
         """
-        tools, cache = check_tools(request.options.sanitize), self._new_cache()
+        tools, compilers = check_tools(request.options.sanitize), self._compiled_anew(request)
         with clock.part("baselines"):
             self.compiled.wait()
-        run = self._run(request, clock, cache, Compilers(*self._compiling(cache)), economize)
+        cache = str(compilers.cache)
+        run = self._run(request, clock, cache, compilers, economize)
         as_written = request.program.on_pytorch and request.patch is None
         run.trials = (lambda: self.references.trials(1)) if as_written else self.references.every_distribution
         run.rounds, run.thorough = self.times.final, True
         try:
             found = self._judged(run, FINAL_GATES)
         finally:
+            self._anew = None
             remove_folder(cache)
         if not found.ok:
             return found
@@ -391,6 +398,19 @@ class GpuEvaluator(SerialEvaluator):
         found = replace(found, compiled=compiled, compiled_wrong=wrong, notes=(*found.notes, *failed, *less))
         program = run.candidates[found.chosen].program
         return found if program.fallback else sanitized(program, found, tools, run, self._setup.spec)
+
+    def _compiled_anew(self, request: EvaluationRequest) -> Compilers:
+        """Compilers with a cache of their own, at work on the request's program; those of before, if it is the same."""
+        digest, before = request.program.digest, self._anew
+        if before is not None and before[0] == digest:
+            return before[1]
+        if before is not None:
+            before[1].close()
+        made = Compilers(*self._compiling(self._new_cache()))
+        if all(map(printed, request.candidates)):  # other texts are screened first
+            made.begin(request.candidates)
+        self._anew = digest, made
+        return made
 
     def _compiled_wrong(self, modes: Sequence[str]) -> dict[str, str]:
         """Modes of torch.compile whose error is above a candidate's budget, such as TF32 where eager has fp32."""
@@ -462,6 +482,8 @@ class GpuEvaluator(SerialEvaluator):
         self.compiled.close()
         if self._owns_compilers:
             self.compilers.close()
+        if self._anew is not None:
+            self._anew[1].close()
         if self._owns_libraries:
             self.libraries.close()
         self.baselines_process.close()

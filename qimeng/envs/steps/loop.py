@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from qimeng.actions import check_action
 from qimeng.envs.cost.roofline import roofline
@@ -45,6 +45,14 @@ class Search(Protocol):
 
     def run(self, session: Session) -> str:
         """Take steps on `session` and its forks until it is done; why it ended (see `Result.stopped`)."""
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A search that says what its first steps may need."""
+
+    def ahead(self, session: Session) -> None:
+        """Begin with that, before the start program is judged."""
 
 
 def optimize(
@@ -91,12 +99,15 @@ def _optimized(session: Session, search: Search) -> Result:
     failed: tuple[str, ...] = ()
     try:
         submit_first(session)
+        if isinstance(search, LooksAhead):
+            search.ahead(session)
         if not session.begin().ok:
             return finish_unjudged(session)
         late = compiled_first(session)
         if len(task.start.regions) >= MANY and _applies(CLUSTER, task):
             session.step(CLUSTER)
         stopped = search.run(session)
+        _prepare_final(session)
         compiled_last(late)
     except TimeUp:
         stopped = "seconds"
@@ -112,6 +123,13 @@ def _optimized(session: Session, search: Search) -> Result:
             raise
         stopped, failed = "failed", (f"the search ended early: {_culprit(error, search)} failed: {_words(error)}",)
     return finish(session, stopped, failed)
+
+
+def _prepare_final(session: Session) -> None:
+    """Have the judge compile the most promising program anew, which it does for a final verification."""
+    leader = session.ledger.leader
+    if leader is not None and not leader.program.on_pytorch:
+        session.task.prepare(session.task.request(leader.program, asked=Asked.FINAL))
 
 
 def _applies(action: Action, task: Task) -> bool:
@@ -325,4 +343,4 @@ def established(best: State) -> tuple[State, ...]:
     return tuple(kept)
 
 
-__all__ = ["Search", "established", "finish", "finish_opaque", "finish_unjudged", "optimize"]
+__all__ = ["LooksAhead", "Search", "established", "finish", "finish_opaque", "finish_unjudged", "optimize"]

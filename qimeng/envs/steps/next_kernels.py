@@ -7,8 +7,9 @@ does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, Self
 
 from qimeng.actions import check_action, kind_named
 from qimeng.actions.large import is_large
@@ -17,11 +18,13 @@ from qimeng.envs.steps.task import Task
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.ops import is_product
 from qimeng.graph.region import Region
-from qimeng.interfaces import Action, Asked, Patch, Request
+from qimeng.interfaces import Action, Asked, Observation, Patch, Request
 from qimeng.program.program import Program
 
 NEXT = 2
 """Lowerings that are compiled ahead of those that were tried."""
+FIRST, GUESSES = 3, 64
+"""Lowerings that are compiled while the start program is judged, and steps before them that are guessed at most."""
 
 
 class Running(Protocol):
@@ -31,11 +34,45 @@ class Running(Protocol):
     ledger: Ledger
     state: State
 
+    def fork(self) -> Self:
+        """A branch."""
+
+    def observe(self) -> Observation:
+        """What a planner sees."""
+
+    def assume(self, action: Action, patch: Patch) -> None:
+        """Go on as if `patch` were right."""
+
     def request(self, action: Action, instruction: str = "") -> Request:
         """What the coder is asked for `action`."""
 
     def written(self, request: Request) -> Patch:
         """The coder's patch."""
+
+
+def prepare_first(session: Running, choose: Callable[[Observation], Action]) -> None:
+    """Have the judge compile what the first lowerings need, before the start program is judged; nothing fails.
+
+    What comes before them is taken as right: fusions, which need no judge, and algebra, which hardly ever fails.
+
+    Args:
+        session: not yet begun.
+        choose: a planner's choice, which leaves the planner as it is.
+    """
+    task = session.task
+    if not _may_prepare(session) or is_large(task.start):  # of which all is written at once, which takes seconds
+        return
+    branch = session.fork()
+    for _ in range(GUESSES):
+        action = choose(branch.observe())
+        if action.kind not in ("algebra", "fusion"):
+            break
+        try:
+            check_action(branch.state.program, action, task.context)
+            branch.assume(action, branch.written(branch.request(action)))
+        except (IllegalAction, CoderError):
+            return
+    _prepare(branch, branch.state.program, FIRST)
 
 
 def prepare_next(session: Running, program: Program) -> None:
@@ -47,13 +84,23 @@ def prepare_next(session: Running, program: Program) -> None:
         session: at the program before.
         program: that the present step leads to, where it is right.
     """
+    lowered = sum(a.action.kind == "lowering" for a in session.ledger.attempts)
+    if _may_prepare(session):
+        _prepare(session, program, NEXT + lowered)
+
+
+def _may_prepare(session: Running) -> bool:
+    """Whether the engine compiles ahead, the coder asks no model, and another evaluation is left."""
     task, ledger = session.task, session.ledger
     last = ledger.evaluations + 1 >= ledger.budget.evaluations
-    if last or not task.evaluator.prepares or task.context.coder.free_hand:
-        return
-    room = NEXT + sum(a.action.kind == "lowering" for a in ledger.attempts) - len(ledger.prepared)
+    return not last and task.evaluator.prepares and not task.context.coder.free_hand
+
+
+def _prepare(session: Running, program: Program, most: int) -> None:
+    """Write and have compiled what the lowerings after `program` need, until `most` were prepared in all."""
+    task, ledger = session.task, session.ledger
     for request, name in _likely(session, program):
-        if room <= 0:
+        if len(ledger.prepared) >= most:
             return
         if name in ledger.prepared:
             continue
@@ -65,7 +112,6 @@ def prepare_next(session: Running, program: Program) -> None:
         ledger.prepared.add(name)
         ledger.written[request.program.digest, request.action, request.mode] = patch
         task.prepare(task.request(request.program, patch, Asked.REGION))
-        room -= 1
 
 
 def _likely(session: Running, program: Program) -> list[tuple[Request, str]]:
@@ -104,4 +150,4 @@ def _waiting(session: Running, program: Program) -> list[Region]:
     return sorted(plain.values(), key=weight)
 
 
-__all__ = ["NEXT", "Running", "prepare_next"]
+__all__ = ["FIRST", "NEXT", "Running", "prepare_first", "prepare_next"]

@@ -421,6 +421,11 @@ class Session:
         self._advance(program, evaluation, step, RecipeStep.of(action, patch, evaluation.chosen, ms), judged)
         return step
 
+    def assume(self, action: Action, patch: Patch) -> None:
+        """Go on as if `patch` were right and nothing were known of its time: for a fork that looks ahead."""
+        step = Step(action, None, True, patch.digest())
+        self._advance(patch.apply(self.state.program), None, step, RecipeStep.of(action, patch), False)
+
     def _advance(
         self, program: Program, evaluation: Evaluation | None, step: Step, record: RecipeStep, judged: bool
     ) -> None:

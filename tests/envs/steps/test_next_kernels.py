@@ -8,10 +8,13 @@ import torch
 from qimeng import KernelSpec
 from qimeng.actions.large import MANY
 from qimeng.coder.template.coder import TemplateCoder
+from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.next_kernels import NEXT, prepare_next
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
-from qimeng.interfaces import Action, EvaluationRequest
+from qimeng.interfaces import Action, Asked, Evaluation, EvaluationRequest, Patch
+from qimeng.planner.greedy import GreedySearch
+from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.testing import FakeEvaluator, fake_task
@@ -91,3 +94,33 @@ def test_all_kernels_of_a_large_program_are_compiled_ahead():
         prepare_next(session, program)
     assert len(judge.told) == 2, "in the mode's precision and in fp32's"
     assert all(request.patch is not None and len(request.patch.others) >= 2 for request in judge.told)
+
+
+def test_the_first_lowerings_are_compiled_before_the_start_program_is_judged() -> None:
+    def fused(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w).cumsum(-1)
+
+    spec = KernelSpec.from_function(fused, (torch.rand(64, 64), torch.rand(64, 64)))
+    start, judged = Program.start(capture_spec(spec, verify=False)), []
+
+    class Listening(Preparing):
+        def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+            judged.append(len(self.told))
+            return super().judge(program, patch)
+
+    judge = Listening()
+    session = session_of(start, judge)
+    GreedySearch(HeuristicPlanner()).ahead(session)
+    told = [program for request in judge.told for program in request.candidates]
+    assert told and not judged and len(session.state.program.regions) == 3 and not session.state.history
+    assert all(len(program.regions) < 3 for program in told), "the fusion before them is taken as right"
+    judge.told.clear()
+    optimize(fake_task(start.graph, judge), GreedySearch(HeuristicPlanner()), Budget(evaluations=9))
+    assert judged[0] > 0
+
+
+def test_the_winner_is_compiled_anew_ahead(start: Program) -> None:
+    judge = Preparing()
+    result = optimize(fake_task(start.graph, judge), GreedySearch(HeuristicPlanner()), Budget(evaluations=9))
+    last = judge.told[-1]
+    assert last.asked is Asked.FINAL and last.program.digest == result.program.digest and last.patch is None
