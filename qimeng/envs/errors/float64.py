@@ -58,7 +58,7 @@ class NamedAsDouble(DispatchMode):
 
     Otherwise ``x.float()`` inside a module, or inside the standard deviation of half types, would end the float64 run.
     A cast to a half type is an intended rounding and stays. This is for computations without jumps: a jump after a cast
-    depends on every rounding after it. Convolutions are products of matrices where that is quicker.
+    depends on every rounding after it. Convolutions are computed the quickest way.
 
     Raises:
         TypeError: bits are reinterpreted as another dtype, which is meaningless in float64.
@@ -69,8 +69,8 @@ class NamedAsDouble(DispatchMode):
         if func is torch.ops.aten.view.dtype:
             raise TypeError("the bits of a float are no bits of its float64 value")
         kwargs = kwargs or {}
-        if func is torch.ops.aten.convolution.default and _is_quicker_as_products(*args):
-            return as_products(*args, **kwargs)
+        if func is torch.ops.aten.convolution.default and _on_gpu(*args):
+            return _convolved(*args)
         named = {x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype)}  # never in a list of arguments
         if not named:
             return func(*args, **kwargs)
@@ -82,10 +82,26 @@ class NamedAsDouble(DispatchMode):
         return _pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.dtype in _HALF else x, found)
 
 
-def _is_quicker_as_products(x: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> bool:
-    """Whether a convolution is in float64 on a GPU, with enough channels."""
-    *_, transposed, _, groups = arguments
-    return x.is_cuda and x.dtype is torch.float64 and is_worth_it(x, weight, transposed, groups)
+def _convolved(*arguments: Any) -> torch.Tensor:
+    """A convolution in float64 on a GPU, the quickest way."""
+    _, weight, _, stride, _, _, transposed, _, groups = arguments
+    if is_worth_it(weight, transposed, groups):
+        return as_products(*arguments)
+    with torch.backends.cudnn.flags(enabled=not _is_slow_in_cudnn(weight, stride, groups)):
+        found: torch.Tensor = torch.ops.aten.convolution.default(*arguments)
+    return found
+
+
+def _on_gpu(x: torch.Tensor, *arguments: Any) -> bool:
+    return x.is_cuda and x.dtype is torch.float64
+
+
+def _is_slow_in_cudnn(weight: torch.Tensor, stride: Sequence[int], groups: int) -> bool:
+    """Whether PyTorch's own convolution is faster than cuDNN's (seen with torch 2.11 on an H100).
+
+    It is for windows of several elements that move by one, with channels in one group.
+    """
+    return weight[0, 0].numel() > 1 and all(s == 1 for s in stride) and groups == 1
 
 
 _HALF = {torch.float16, torch.bfloat16}

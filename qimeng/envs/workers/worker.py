@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn import Parameter
 from torch.utils import _pytree
 
 from qimeng.envs.sandbox import close_sockets, entered_here
-from qimeng.envs.workers import outputs, small_tensors
+from qimeng.envs.workers import inductor_files, outputs, small_tensors
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.loaded_program import tampered
 from qimeng.envs.workers.poison import poison
@@ -123,9 +122,8 @@ class Worker(TimedProgram):
         return Answer(data, tuple(files))
 
     def take_over(self, files: Sequence[str]) -> None:
-        """Have what torch.compile compiled ahead (`torch.compiler.save_cache_artifacts`); nothing foreign has run."""
-        for file in files:
-            torch.compiler.load_cache_artifacts(Path(file).read_bytes())
+        """Have what torch.compile compiled ahead; nothing foreign has run."""
+        inductor_files.take_over(files)
 
     def warm(self, seed: int) -> None:
         """Call the model once, so that what it compiles at its first call is compiled."""

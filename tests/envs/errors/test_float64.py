@@ -1,4 +1,4 @@
-"""Convolutions of float64 runs: as products of matrices, which are quicker on a GPU, they compute the same."""
+"""Convolutions of float64 runs: each way that is quicker on a GPU computes the same."""
 
 from __future__ import annotations
 
@@ -11,34 +11,45 @@ from qimeng.envs.errors.float64 import NamedAsDouble
 
 CASES = {
     "window": lambda x: functional.conv2d(x, torch.ones(6, 4, 3, 3).to(x), padding=1),
+    "many": lambda x: functional.conv2d(x, torch.ones(128, 4, 3, 3).to(x), stride=2),
     "strided": lambda x: functional.conv2d(x, torch.ones(6, 4, 3, 3).to(x), stride=2),
     "pointwise": lambda x: functional.conv2d(x, torch.ones(6, 4, 1, 1).to(x)),
     "groups": lambda x: functional.conv2d(x, torch.ones(6, 2, 3, 3).to(x), groups=2),
     "depthwise": lambda x: functional.conv2d(x, torch.ones(4, 1, 3, 3).to(x), groups=4),
     "transposed": lambda x: functional.conv_transpose2d(x, torch.ones(4, 6, 3, 3).to(x), stride=2),
 }
-LEFT_TO_PYTORCH = ("pointwise", "depthwise")  # few channels, one channel a group
+WAYS = {"many": "products", "groups": "products", "transposed": "products", "window": "PyTorch"}  # others: cuDNN
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_products_compute_what_they_are_quicker_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[bool] = []
-    quicker = float64._is_quicker_as_products
+def test_each_convolution_is_computed_the_quickest_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    products = double_convolution.as_products
 
-    class OnGpu(torch.Tensor):
-        """A tensor on the CPU that says it is on a GPU."""
+    class Flags:
+        """Notes whether cuDNN is on."""
 
-        is_cuda = True  # type: ignore[assignment]
+        def __init__(self, enabled: bool):
+            used.append("cuDNN" if enabled else "PyTorch")
 
-    def noted(x: torch.Tensor, *arguments: object) -> bool:
-        used.append(quicker(x.as_subclass(OnGpu), *arguments))  # type: ignore[arg-type]
-        return used[-1]
+        def __enter__(self) -> None: ...
 
-    monkeypatch.setattr(float64, "_is_quicker_as_products", noted)
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(float64, "_on_gpu", lambda *arguments: True)
+    monkeypatch.setattr(torch.backends.cudnn, "flags", Flags)
+    monkeypatch.setattr(float64, "as_products", lambda *a: used.append("products") or products(*a))
     x = torch.randn(2, 4, 9, 9, dtype=torch.float64)
     with torch.no_grad(), NamedAsDouble():
         found = CASES[name](x)
-    assert torch.allclose(found, CASES[name](x), rtol=1e-12, atol=1e-12) and used == [name not in LEFT_TO_PYTORCH]
+    assert torch.allclose(found, CASES[name](x), rtol=1e-12, atol=1e-12) and used == [WAYS.get(name, "cuDNN")]
+
+
+def test_convolutions_on_a_cpu_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float64, "_convolved", None)
+    x = torch.randn(2, 4, 9, 9, dtype=torch.float64)
+    with torch.no_grad(), NamedAsDouble():
+        assert torch.equal(CASES["many"](x), CASES["many"](x))
 
 
 @pytest.mark.parametrize("columns", [1 << 25, 200])  # all at once, and a few places of the window at a time
@@ -62,7 +73,7 @@ def test_products_compute_what_pytorch_does(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", CASES)
-def test_both_ways_agree_on_a_gpu(name: str) -> None:
+def test_the_ways_agree_on_a_gpu(name: str) -> None:
     x = torch.randn(2, 4, 9, 9, dtype=torch.float64)
     with torch.no_grad(), NamedAsDouble():
         found = CASES[name](x.cuda())
