@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,18 @@ def _do_without_writing() -> None:
     A kernel whose configuration is looked for at its first call (``coordinate_descent_tuning``) stores it beside its
     text, in the folder of the process that wrote the text. PyTorch raises where that folder is not to be written.
     """
-    from torch._inductor.remote_cache import LocalCacheBackend
+    from torch._inductor import codecache
 
-    put = LocalCacheBackend._put
-    if getattr(put, "may_fail", False):
+    write = getattr(codecache, "write_atomic", None)
+    if write is None or hasattr(write, "__wrapped__"):
         return
 
-    def put_or_not(self: LocalCacheBackend, key: str, data: bytes) -> Any:
+    @wraps(write)
+    def write_or_not(*arguments: Any, **named: Any) -> None:
         with suppress(PermissionError):
-            put(self, key, data)
+            write(*arguments, **named)
 
-    put_or_not.may_fail = True  # type: ignore[attr-defined]
-    LocalCacheBackend._put = put_or_not
+    codecache.write_atomic = write_or_not
 
 
 __all__ = ["take_over"]

@@ -5,24 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch._inductor import codecache
 
 from qimeng.envs.workers import inductor_files
 
 
 def test_an_outcome_that_cannot_be_stored_is_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import codecache
-    from torch._inductor.remote_cache import LocalCacheBackend
+    refused: list[str] = []
+    write = codecache.write_atomic
 
-    monkeypatch.setattr(LocalCacheBackend, "_put", LocalCacheBackend._put)
+    def write_some(path: str, *arguments: object, **named: object) -> None:
+        if "theirs" in path:
+            refused.append(path)
+            raise PermissionError(13, "Permission denied", path)
+        write(path, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(codecache, "write_atomic", write_some)
     for _ in range(2):
         inductor_files.take_over([])
-    backend, file = LocalCacheBackend(), str(tmp_path / "found.best_config")
-    backend.put(file, b"64")
-    assert backend.get(file) == b"64"
-
-    def refuse(*arguments: object) -> None:
-        raise PermissionError(13, "Permission denied", file)
-
-    monkeypatch.setattr(codecache, "write_atomic", refuse)
-    backend.put(file, b"128")
-    assert backend.get(file) == b"64"
+    mine, theirs = tmp_path / "mine.best_config", tmp_path / "theirs.best_config"
+    for path in (mine, theirs):
+        codecache.write_atomic(str(path), b"64")
+    assert mine.read_bytes() == b"64" and not theirs.exists() and refused == [str(theirs)]
