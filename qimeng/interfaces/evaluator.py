@@ -121,6 +121,10 @@ class Evaluator(ABC):
     def prepare(self, request: EvaluationRequest) -> None:  # noqa: B027  (most engines have nothing to begin with)
         """Begin in the background with what judging `request` would need, such as compiling; it may never be asked."""
 
+    def left_aside(self, request: EvaluationRequest) -> Evaluation | None:
+        """What is answered where a library has not compiled what `request` needs within its seconds; None otherwise."""
+        return None
+
     def ask(self, request: EvaluationRequest, ticket: Ticket | None = None) -> Evaluation:
         """Submit one request and wait for its answer.
 

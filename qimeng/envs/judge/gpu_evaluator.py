@@ -25,6 +25,7 @@ from qimeng.envs.judge.baseline import Baseline
 from qimeng.envs.judge.device_memory import DeviceMemory
 from qimeng.envs.judge.device_turns import DeviceTurns
 from qimeng.envs.judge.gates.gpu_run import Equipment, GpuRun
+from qimeng.envs.judge.gates.library_code import waited_for
 from qimeng.envs.judge.gates.pipeline import Pipeline
 from qimeng.envs.judge.gpu_gates import CHECK_GATES, FINAL_GATES, SEARCH_GATES
 from qimeng.envs.judge.judge_clock import OuterClock
@@ -278,6 +279,18 @@ class GpuEvaluator(SerialEvaluator):
         else:
             self.compilers.begin(request.candidates)
 
+    def left_aside(self, request: EvaluationRequest) -> Evaluation | None:
+        """Wait for TorchInductor, as long as the request allows; see `Evaluator.left_aside`."""
+        clock, limit_s = Clock(self.clock), request.library_seconds
+        with clock.part("library"):
+            end = time.monotonic() + (COMPILE_S if limit_s is None else limit_s)
+            each = (waited_for(self.libraries, c, max(0.0, end - time.monotonic())) for c in request.candidates)
+            refused = next(filter(None, each), None)
+        self._count(clock)
+        if refused is None:
+            return None
+        return Evaluation(refused.gate, refused.error, refused.failure, seconds=dict(clock.seconds))
+
     def answer(self, request: EvaluationRequest) -> Evaluation:
         """Judge a program, or the best of a patch's alternatives: the gates in order, the first refusal ends it.
 
@@ -300,8 +313,7 @@ class GpuEvaluator(SerialEvaluator):
         finally:
             if self.memory.wanted:
                 self.references.release()
-            for part, seconds in clock.seconds.items():
-                self.spent[part] = self.spent.get(part, 0.0) + seconds
+            self._count(clock)
         return replace(found, seconds=dict(clock.seconds), card=self.card)
 
     def close(self) -> None:
@@ -310,6 +322,10 @@ class GpuEvaluator(SerialEvaluator):
         self.references.release()
 
     # -- parts
+
+    def _count(self, clock: Clock) -> None:
+        for part, seconds in clock.seconds.items():
+            self.spent[part] = self.spent.get(part, 0.0) + seconds
 
     def _opened(self, clock: Clock) -> References | torch.OutOfMemoryError:
         """The reference; what PyTorch says where its own run does not fit the free memory."""

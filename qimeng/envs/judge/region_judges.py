@@ -103,6 +103,8 @@ class RegionJudges(SerialEvaluator):
         """The answer of the region's judge, or of the whole's."""
         if request.asked is not Asked.REGION or request.patch is None or request.patch.target is None:
             return self.whole.ask(request)
+        if (aside := self.whole.left_aside(request)) is not None:  # before a judge is opened for it
+            return replace(aside, scope=Scope.REGION)
         program = request.candidates[0]
         region = program.region(request.patch.target)
         try:

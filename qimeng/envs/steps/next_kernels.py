@@ -13,6 +13,7 @@ from typing import Protocol, Self
 
 from qimeng.actions import check_action, kind_named
 from qimeng.actions.large import is_large
+from qimeng.envs.cost.roofline import node_ms
 from qimeng.envs.steps.state import Ledger, State
 from qimeng.envs.steps.task import Task
 from qimeng.errors import CoderError, IllegalAction
@@ -139,12 +140,17 @@ def _likely(session: Running, program: Program) -> list[tuple[Request, str]]:
 
 
 def _waiting(session: Running, program: Program) -> list[Region]:
-    """Regions of `program` that no kernel was written for: products first, then the longest; equal ones once."""
-    known = session.state.evaluation.region_ms if session.state.evaluation else {}
+    """Regions of `program` that no kernel was written for, equal ones once.
 
-    def weight(region: Region) -> tuple[bool, float, float]:
+    Products first, then those that take longest, as measured or estimated.
+    """
+    known = session.state.evaluation.region_ms if session.state.evaluation else {}
+    context = session.task.context
+
+    def weight(region: Region) -> tuple[bool, float]:
         product = any(is_product(region.graph, n) for n in region.ops)
-        return not product, -known.get(region.id, 0.0), -float(region.bytes_moved())
+        ms = known.get(region.id) or sum(node_ms(region.graph, n, context.device, context.mode) for n in region.ops)
+        return not product, -ms
 
     plain = {r.signature: r for r in program.called if not program.implementation(r).generated}
     return sorted(plain.values(), key=weight)

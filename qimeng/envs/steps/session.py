@@ -40,6 +40,9 @@ from qimeng.program.program import Program
 from qimeng.recipe import RecipeStep
 from qimeng.store import Store, subject_of
 
+COMPILE_S = 3.0
+"""Seconds that a step is expected to wait for compilers at most, where kernels of later steps are compiled ahead."""
+
 ROLLED_BACK = "the program before this step was refused as a whole, and its last steps were taken back"
 
 
@@ -481,6 +484,8 @@ class Session:
         if patch is not None and (patch.others or warms_up(patch.apply(program, evaluation.chosen))):
             spent = evaluation.seconds  # later programs have most of these kernels
             took -= min(took, spent.get("compile", 0.0) + spent.get("library", 0.0))
+        elif self.task.evaluator.prepares:  # most of the next ones are compiled ahead
+            took -= max(0.0, evaluation.seconds.get("compile", 0.0) - COMPILE_S)
         ledger.took.append(took)
         ledger.evaluations += 1
         key = subject if evaluation.scope is Scope.PROGRAM else alone

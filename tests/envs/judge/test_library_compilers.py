@@ -30,7 +30,7 @@ from qimeng.envs.steps import setup
 from qimeng.envs.workers.compile import job_of
 from qimeng.envs.workers.forkserver import WorkerFailed
 from qimeng.graph.region import Region
-from qimeng.interfaces import Action, Gate
+from qimeng.interfaces import Action, EvaluationRequest, Gate
 from qimeng.interfaces.faults import LEFT_ASIDE
 from qimeng.library import COMPILE_S
 from qimeng.library.inductor import Inductor
@@ -163,6 +163,10 @@ def test_the_judge_waits_no_longer_than_a_request_says(large: Program, server: S
         found = judge.evaluate(large, library_seconds=0.02)
         assert (found.gate, found.failure, found.fault) == (Gate.COMPILE, LEFT_ASIDE, None) and not found.lasting
         assert 0.01 < found.seconds["library"] < PATIENCE_S / 2
+        aside = judge.left_aside(EvaluationRequest(large, library_seconds=0.02))
+        assert aside is not None and (aside.gate, aside.failure) == (found.gate, found.failure)
+        server.go.set()
+        assert judge.left_aside(EvaluationRequest(large, library_seconds=PATIENCE_S)) is None
     finally:
         server.go.set()
         judge.close()

@@ -22,6 +22,7 @@ from qimeng.envs.judge.verdicts import Verdict
 from qimeng.errors import IllegalAction
 from qimeng.graph.rewrites import find_rewrites
 from qimeng.interfaces import Asked, Evaluation, EvaluationRequest, Gate, Patch, Scope, SerialEvaluator
+from qimeng.interfaces.faults import LEFT_ASIDE
 from qimeng.program.program import Implementation, Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
@@ -227,6 +228,25 @@ def test_waiting_for_the_device_and_opening_a_judge_are_counted(
     took, seconds = time.perf_counter() - began, judges.report.seconds
     assert seconds["wait"] >= 0.05 and seconds["start"] >= 0.03 and seconds["reference"] > 0
     assert sum(seconds.values()) <= took
+    judges.close()
+
+
+def test_no_judge_is_opened_for_what_a_library_has_not_compiled(spec: KernelSpec, program: Program) -> None:
+    class Waiting(Fake):
+        def left_aside(self, request: EvaluationRequest) -> Evaluation | None:
+            return None if request.library_seconds else Evaluation(Gate.COMPILE, "left aside", LEFT_ASIDE)
+
+    opened: list[str] = []
+
+    def make(alone: RegionSpec) -> Fake:
+        opened.append(alone.region.label())
+        return Fake("region", [])
+
+    judges = RegionJudges(Waiting("whole", []), spec, make, "cpu")
+    patch = Patch(target=named(program, "relu"), alternatives=(in_torch("a"),))
+    found = judges.ask(EvaluationRequest(program, patch, Asked.REGION, library_seconds=0.0))
+    assert found.failure == LEFT_ASIDE and found.scope is Scope.REGION and not opened
+    assert judges.ask(EvaluationRequest(program, patch, Asked.REGION, library_seconds=9.0)).ok and opened == ["relu"]
     judges.close()
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 
 from qimeng.envs.judge.gates.gpu_run import GpuRun
 from qimeng.envs.judge.gates.pipeline import Candidate, GateCheck, Refusal
+from qimeng.envs.judge.library_compilers import LibraryCompilers
 from qimeng.envs.workers.forkserver import WorkerFailed
 from qimeng.interfaces import Gate
 from qimeng.interfaces.faults import LEFT_ASIDE
 from qimeng.library import COMPILE_S, compiles
-from qimeng.program.program import Implementation
+from qimeng.program.program import Implementation, Program
 
 
 class LibraryCode(GateCheck[GpuRun]):
@@ -29,11 +30,15 @@ class LibraryCode(GateCheck[GpuRun]):
     def check(self, run: GpuRun, candidate: Candidate) -> Refusal | None:
         """Leave aside what takes longer than there is time for; it is compiled on, for when it is asked again."""
         with run.clock.part("library"):
-            done = run.parts.libraries.wait(candidate.program, run.library_left_s)
-        if done:
-            return None
-        worked = f"TorchInductor was not done after {run.parts.libraries.worked_s(candidate.program):.3g} s"
-        return Refusal(self.gate, LEFT_ASIDE, f"left aside: {worked}; give more seconds")
+            return waited_for(run.parts.libraries, candidate.program, run.library_left_s)
+
+
+def waited_for(libraries: LibraryCompilers, program: Program, seconds: float) -> Refusal | None:
+    """A refusal where what `program` needs is not compiled within `seconds` from now."""
+    if libraries.wait(program, seconds):
+        return None
+    worked = f"TorchInductor was not done after {libraries.worked_s(program):.3g} s"
+    return Refusal(Gate.COMPILE, LEFT_ASIDE, f"left aside: {worked}; give more seconds")
 
 
 def failure_of_call(run: GpuRun, implementations: Iterable[Implementation], failed: WorkerFailed) -> WorkerFailed:
@@ -47,4 +52,4 @@ def failure_of_call(run: GpuRun, implementations: Iterable[Implementation], fail
 
 LIBRARY_CODE = LibraryCode()
 
-__all__ = ["LIBRARY_CODE", "LibraryCode", "failure_of_call"]
+__all__ = ["LIBRARY_CODE", "LibraryCode", "failure_of_call", "waited_for"]
