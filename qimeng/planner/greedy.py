@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from qimeng.envs.steps.session import Session
 from qimeng.interfaces import Planner
+from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.search import Search
 
 
@@ -19,6 +20,12 @@ class GreedySearch(Search):
 
     def __init__(self, planner: Planner):
         self.planner = planner
+
+    def ahead(self, session: Session) -> None:
+        """A planner by rule, which costs little to ask, is asked for later steps as well."""
+        super().ahead(session)
+        if isinstance(self.planner, HeuristicPlanner):
+            session.likely = self.planner.choose
 
     def run(self, session: Session) -> str:
         """One trajectory from the session's state."""

@@ -1,13 +1,14 @@
 """Kernels that the next steps are likely to need, compiled while the judge works on the present one.
 
 Compiling takes seconds, on cores that are idle while the GPU checks and times. A guess that turns out wrong costs
-nothing but the writing of a patch. Knows nothing about which step a planner takes; it guesses as the planner by rule
-does.
+nothing but the writing of a patch. Knows nothing about which step a planner takes: it guesses that regions are lowered
+in the order of their times, and asks a planner that may be asked ahead (`Running.likely`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, Self
 
@@ -26,6 +27,8 @@ NEXT = 2
 """Lowerings that are compiled ahead of those that were tried."""
 FIRST, GUESSES = 3, 64
 """Lowerings that are compiled while the start program is judged, and steps before them that are guessed at most."""
+AHEAD = 3
+"""Steps on other regions that are guessed while one is judged."""
 
 
 class Running(Protocol):
@@ -34,6 +37,8 @@ class Running(Protocol):
     task: Task
     ledger: Ledger
     state: State
+    likely: Callable[[Observation], Action] | None
+    seen: Observation | None
 
     def fork(self) -> Self:
         """A branch."""
@@ -76,18 +81,63 @@ def prepare_first(session: Running, choose: Callable[[Observation], Action]) -> 
     _prepare(branch, branch.state.program, FIRST)
 
 
-def prepare_next(session: Running, program: Program) -> None:
-    """Have the judge compile what the lowerings after `program` need; nothing is asked, and nothing fails.
+def prepare_next(session: Running, action: Action, patch: Patch) -> None:
+    """Have the judge compile what the next steps may need, while it judges `patch`; nothing is asked, nothing fails.
 
     A coder with a free hand, whose patches cost money, is asked for nothing ahead.
 
     Args:
         session: at the program before.
-        program: that the present step leads to, where it is right.
+        action: the present one.
+        patch: of that action.
     """
+    if not _may_prepare(session):
+        return
     lowered = sum(a.action.kind == "lowering" for a in session.ledger.attempts)
-    if _may_prepare(session):
-        _prepare(session, program, NEXT + lowered)
+    _prepare(session, patch.apply(session.state.program), NEXT + lowered)
+    if session.likely is not None:
+        _prepare_likely(session, action, patch, session.likely)
+
+
+def _prepare_likely(session: Running, action: Action, patch: Patch, choose: Callable[[Observation], Action]) -> None:
+    """Have compiled what `choose` says comes next, if `patch` is right: as long as that is about other regions.
+
+    What is legal on those stays so. Of the patch's own regions it is not known yet what the judge chooses.
+    """
+    branch, worked_on, seen = session.fork(), set(action.regions), session.seen
+    if seen is None or seen.program is not session.state.program:
+        return
+    with suppress(IllegalAction, CoderError):
+        for _ in range(AHEAD):
+            if not patch.alternatives or patch.regions is not None or patch.rewrites:  # regions are others after it
+                return
+            branch.assume(action, patch)
+            state, left = branch.state, tuple(a for a in seen.actions if not worked_on & set(a.regions))
+            seen = replace(
+                seen, program=state.program, actions=left, evaluation=state.evaluation, history=state.history
+            )
+            action = choose(seen)
+            if len(action.regions) != 1:
+                return
+            patch = _guessed(branch, action)
+            worked_on |= set(action.regions)
+
+
+def _guessed(branch: Running, action: Action) -> Patch:
+    """The patch that `action` on one region would be, compiled from now on; written once for each form of the region.
+
+    Raises:
+        CoderError: there is none.
+        IllegalAction: likewise.
+    """
+    task, program, known = branch.task, branch.state.program, branch.ledger.guessed
+    region = program.region(action.regions[0])
+    key = program.implementation(region).digest, action
+    if key not in known:
+        check_action(program, action, task.context)
+        known[key] = branch.written(branch.request(action))
+        task.prepare(task.request(program, known[key], Asked.REGION))
+    return known[key]
 
 
 def _may_prepare(session: Running) -> bool:

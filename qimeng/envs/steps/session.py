@@ -62,7 +62,9 @@ class Session:
     Attributes:
         state: where this branch stands.
         ledger: what all branches share.
-        cut: legal actions that the last observation left out.
+        likely: the choice of a planner that may be asked ahead, for kernels to be compiled; None where there is none.
+        seen: the last observation of this branch.
+        cut: legal actions that it left out.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class Session:
         self.ledger = Ledger(budget or Budget(), clock, clock() if began is None else began, waited)
         self.state = State(task.start)
         self.cut = 0
+        self.likely: Callable[[Observation], Action] | None = None
+        self.seen: Observation | None = None
         self._library_least_s, self._library_share = 0.0, 0.5
 
     def fork(self, library_least_s: float = 0.0, library_share: float = 0.5) -> Session:
@@ -195,7 +199,7 @@ class Session:
         start = self.ledger.start
         best = self.ledger.best
         actions, self.cut = self.offered()
-        return Observation(
+        self.seen = Observation(
             program=self.state.program,
             actions=actions,
             evaluation=self.state.evaluation,
@@ -206,6 +210,7 @@ class Session:
             mode=self.task.context.mode,
             steps_left=self.ledger.budget.steps - len(self.state.history) if steps_left is None else steps_left,
         )
+        return self.seen
 
     def step(self, action: Action, instruction: str = "") -> Step:
         """Carry out `action`: write, verify, repair; then advance, or roll back and mask the action.
@@ -408,7 +413,7 @@ class Session:
             self.settle()  # what is judged as a whole should fail for its own faults
             if self.state.program is not before.program:
                 return Step(action, Evaluation(Gate.PROGRAM, ROLLED_BACK, "rolled-back"), False, patch.digest())
-        prepare_next(self, patch.apply(before.program))
+        prepare_next(self, action, patch)
         evaluation = self._judge(before.program, patch, Asked.REGION if on_region else Asked.TIMING)
         if not evaluation.ok:
             return Step(action, evaluation, False, patch.digest())
@@ -425,9 +430,12 @@ class Session:
         return step
 
     def assume(self, action: Action, patch: Patch) -> None:
-        """Go on as if `patch` were right and nothing were known of its time: for a fork that looks ahead."""
-        step = Step(action, None, True, patch.digest())
-        self._advance(patch.apply(self.state.program), None, step, RecipeStep.of(action, patch), False)
+        """Go on as if `patch` were right, its first alternative chosen: for a fork that looks ahead."""
+        before, program = self.state, patch.apply(self.state.program)
+        known = carried(before.program, program, self._shared_out(before), self.task.context.device)
+        masked = self.ledger.refused.get(program.digest, frozenset()) | self._taken(program, action)
+        history = (*before.history, Step(action, None, True, patch.digest()))
+        self.state = State(program, known, before, RecipeStep.of(action, patch), history, masked)
 
     def _advance(
         self, program: Program, evaluation: Evaluation | None, step: Step, record: RecipeStep, judged: bool

@@ -210,6 +210,7 @@ class Ledger:
         written: patches that were written ahead of their steps, by program, action and mode of precision.
         submitted: tickets of requests that were submitted ahead, by the digest of the request.
         prepared: signatures of the regions whose kernels were compiled ahead (`qimeng.envs.steps.next_kernels`).
+        guessed: patches of actions that may come, by the digest of their region's implementation before.
         unchosen: the ways that an accepted step did not take, by the digest of the program that it led to.
     """
 
@@ -237,6 +238,7 @@ class Ledger:
     written: dict[tuple[str, Action, str], Patch] = field(default_factory=dict)
     submitted: dict[str, Ticket] = field(default_factory=dict)
     prepared: set[str] = field(default_factory=set)
+    guessed: dict[tuple[str, Action], Patch] = field(default_factory=dict)
     unchosen: dict[str, Unchosen] = field(default_factory=dict)
 
     @property
@@ -275,6 +277,7 @@ class Ledger:
             reported=set(self.reported),
             written=dict(self.written),
             prepared=set(self.prepared),
+            guessed=dict(self.guessed),
             submitted={},  # a ticket is answered once
             unchosen=dict(self.unchosen),
         )

@@ -12,7 +12,7 @@ from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.next_kernels import NEXT, prepare_next
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
-from qimeng.interfaces import Action, Asked, Evaluation, EvaluationRequest, Patch
+from qimeng.interfaces import Action, Asked, Evaluation, EvaluationRequest, Observation, Patch, Planner
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.program.program import Program
@@ -65,7 +65,7 @@ def test_a_region_that_is_refused_stops_no_other(start):
     judge = Preparing()
     session = session_of(start, judge)
     product, softmax, scan = (r.id for r in start.regions)
-    prepare_next(session, start)
+    prepare_next(session, Action("lowering"), Patch())
     assert len(judge.told) == NEXT and scan not in [r.patch.target for r in judge.told if r.patch]
     judge.wrong = lambda program: "off by one"
     assert not session.step(Action("lowering", (product,))).accepted
@@ -91,7 +91,7 @@ def test_all_kernels_of_a_large_program_are_compiled_ahead():
     program, judge = Program.start(capture_spec(spec, verify=False)), Preparing()
     session = Session(fake_task(program.graph, judge, TemplateCoder()), Budget(evaluations=9))
     for _ in range(2):
-        prepare_next(session, program)
+        prepare_next(session, Action("launch"), Patch())
     assert len(judge.told) == 2, "in the mode's precision and in fp32's"
     assert all(request.patch is not None and len(request.patch.others) >= 2 for request in judge.told)
 
@@ -117,6 +117,44 @@ def test_the_first_lowerings_are_compiled_before_the_start_program_is_judged() -
     judge.told.clear()
     optimize(fake_task(start.graph, judge), GreedySearch(HeuristicPlanner()), Budget(evaluations=9))
     assert judged[0] > 0
+
+
+def test_what_a_planner_by_rule_does_next_on_other_regions_is_compiled_ahead(start: Program) -> None:
+    def texts(request: EvaluationRequest) -> set[str]:
+        return {made.source for made in request.patch.alternatives} if request.patch is not None else set()
+
+    def compiled_ahead(planner: Planner) -> int:
+        """How many steps had all their kernels compiled before them."""
+        found: list[bool] = []
+
+        class Comparing(Preparing):
+            def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+                if patch is not None and patch.alternatives:
+                    told = set().union(*map(texts, self.told))
+                    found.append({made.source for made in patch.alternatives} <= told)
+                return super().judge(program, patch)
+
+        task = fake_task(start.graph, Comparing(), TemplateCoder())
+        optimize(task, GreedySearch(planner), Budget(evaluations=16))
+        return sum(found)
+
+    class Other(Planner):
+        """Chooses likewise, and is not asked ahead."""
+
+        def choose(self, observation: Observation) -> Action:
+            return HeuristicPlanner().choose(observation)
+
+    assert compiled_ahead(HeuristicPlanner()) > compiled_ahead(Other())
+
+
+def test_guesses_leave_the_search_as_it_was(start: Program) -> None:
+    def steps(prepares: bool) -> list[tuple[Action, bool]]:
+        judge = Preparing()
+        judge.prepares = prepares  # type: ignore[misc]
+        task = fake_task(start.graph, judge, TemplateCoder())
+        return [(s.action, s.accepted) for s in optimize(task, GreedySearch(HeuristicPlanner()), Budget()).steps]
+
+    assert steps(True) == steps(False)
 
 
 def test_the_winner_is_compiled_anew_ahead(start: Program) -> None:
