@@ -43,7 +43,8 @@ class LanguageModelPlanner(ValuingPlanner):
 
     `stop` has a score of minus infinity while another action is legal. The best program is kept anyway, so going on
     loses nothing. A policy only learns where its stored trees ended, not that nothing more can be gained. The planner
-    stops once `PATIENCE` judged steps in a row found nothing better.
+    stops once `PATIENCE` judged steps in a row found nothing better. What its trees did not have, kinds of action and
+    programs of many regions, is left to the planner by rule (`qimeng.planner.lm.learnt`).
 
     Args:
         weights: a folder that `qimeng.planner.lm.weights.save` wrote, or a model; by default the weights that come
@@ -89,8 +90,13 @@ class LanguageModelPlanner(ValuingPlanner):
         return self._model
 
     def choose(self, observation: Observation) -> Action:
-        """The most probable action; `stop` where the last `PATIENCE` judged steps brought nothing better."""
-        return STOP if fruitless(observation.history) >= PATIENCE else super().choose(observation)
+        """The most probable action.
+
+        `stop` where the last `PATIENCE` judged steps brought nothing better, or nothing is left that it has learnt.
+        """
+        learnt = self.model.learnt if self._own else None
+        done = learnt is not None and learnt.is_done(observation)
+        return STOP if done or fruitless(observation.history) >= PATIENCE else super().choose(observation)
 
     def look(self, observation: Observation) -> tuple[list[float], float]:
         """Log-probability of each of `observation.actions` if it goes on, and the value of the state.
@@ -101,14 +107,14 @@ class LanguageModelPlanner(ValuingPlanner):
         row = self._read(observation)
         if not self._own:
             scores, value = self._look([row])[0]
-            return _going_on(observation, scores), value
+            return self._scored(observation, scores), value
         key = hashlib.blake2b(b"".join(part.tobytes() for part in row.values()), digest_size=16).digest()
         if key not in self._known:
             if len(self._known) >= REMEMBERED:
                 del self._known[next(iter(self._known))]
             self._known[key] = self._look([row])[0]
         scores, value = self._known[key]
-        return _going_on(observation, scores), value
+        return self._scored(observation, scores), value
 
     def scores_of(self, observations: Sequence[Observation]) -> list[Sequence[float]]:
         """Log-probabilities; on a GPU `TOGETHER` at a time, those about as long as each other."""
@@ -119,7 +125,12 @@ class LanguageModelPlanner(ValuingPlanner):
         for start in range(0, len(order), size):
             part = order[start : start + size]
             found |= {i: s for i, (s, _) in zip(part, self._look([rows[i] for i in part]), strict=True)}
-        return [_going_on(o, found[i]) for i, o in enumerate(observations)]
+        return [self._scored(o, found[i]) for i, o in enumerate(observations)]
+
+    def _scored(self, observation: Observation, scores: Sequence[float]) -> list[float]:
+        """The scores without `stop`; with weights of its own, the planner by rule chooses what they have not learnt."""
+        going_on, learnt = _going_on(observation, scores), self.model.learnt
+        return going_on if learnt is None or not self._own else learnt.scored(observation, going_on)
 
     def _read(self, observation: Observation) -> dict[str, np.ndarray]:
         self._warn(row_name(observation.device.name))

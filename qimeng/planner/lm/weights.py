@@ -28,6 +28,7 @@ import torch
 from qimeng.envs.gym.observation import FEATURES, TEXTS
 from qimeng.errors import WeightsError
 from qimeng.planner.lm import first_observation
+from qimeng.planner.lm.learnt import Learnt
 from qimeng.planner.lm.mini import MiniSize, make_mini
 from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.scoring import ActionScorer, Scale
@@ -62,12 +63,14 @@ class PlannerModel:
         reader: turns observations into what `scorer` takes.
         base: name or folder of the model that an adapter belongs to; empty where there is none, or it has no name.
         devices: names of the devices whose times it was trained on; empty where that is not known.
+        learnt: what it has learnt to choose; None where that is not known.
     """
 
     scorer: ActionScorer
     reader: Reader
     base: str = ""
     devices: tuple[str, ...] = ()
+    learnt: Learnt | None = None
 
     @property
     def adapted(self) -> bool:
@@ -141,6 +144,7 @@ def save(model: PlannerModel, folder: str | Path, card: Card, half: bool = False
         "adapter": model.adapted,
         "base": model.base,
         "devices": list(model.devices),
+        "learnt": model.learnt and model.learnt.to_json(),
         "length": reader.length,
         "action_length": reader.action_length,
         "scale": scorer.scale.to_dict(),
@@ -241,7 +245,8 @@ def _load(folder: Path, about: dict[str, Any], base: Any, trainable: bool) -> Pl
         value["0.weight"] = first_observation.translated(value["0.weight"])
     scorer.value.load_state_dict(value)
     reader = Reader(tokenizer, about["length"], about["action_length"])
-    return PlannerModel(scorer.eval(), reader, name, tuple(about.get("devices", ())))
+    learnt = Learnt.from_json(about["learnt"]) if about.get("learnt") else None
+    return PlannerModel(scorer.eval(), reader, name, tuple(about.get("devices", ())), learnt)
 
 
 def _language_model(source: Any) -> Any:

@@ -103,6 +103,7 @@ def test_a_run_leaves_a_planner_and_says_what_it_is(trained: Path, stored: tuple
     planner = LanguageModelPlanner(trained)
     seen = stored[0].begin().observe()
     assert planner.choose(seen) in seen.actions and planner.model.devices == ("h200",)
+    assert planner.model.learnt is not None and "lowering" in planner.model.learnt.actions
     assert weights(trained / "imitated").keys() == weights(trained).keys()
 
 
