@@ -6,7 +6,9 @@ turns. Where several programs share a sequence they wait for each other after ea
 time, which CUDA guarantees (or refuses) for a cooperative launch (Diamos et al., "Persistent RNNs", 2016, keep weights
 in registers the same way). Triton's interpreter runs programs one by one, so there each step is a launch of its own.
 Products are sums of plain multiply-adds, in fp32 for half types. Where states are exchanged the loop is not pipelined,
-as none may be read before the others have written it. Deals in kernel text. Knows nothing about which schedule is good.
+as none may be read before the others have written it; what the next step reads of the inputs is loaded, and what this
+one returns is stored, between the signal to the others and the wait for them. Deals in kernel text. Knows nothing about
+which schedule is good.
 """
 
 from __future__ import annotations
@@ -70,8 +72,13 @@ class _Printer:
             lines += self._before(number, product, em)
             self._define(em, product.source, f"d{number}")
         lines += [f"x{part.source}_ptr = a{part.input}_ptr" for part in plan.parts if part.place is None]
-        step = [self._pointer(part) for part in plan.parts if part.place is not None]
-        step += self._products(em) + self._results(em)
+        moving = [part for part in plan.parts if part.place is not None]
+        if plan.exchanged:
+            fetched = self._fetched(moving, em)
+            lines += ["at = first", *fetched] if fetched else []
+            step = self._products(em) + self._results(em, fetched)
+        else:
+            step = [self._pointer(part, "t") for part in moving] + self._products(em) + self._results(em, [])
         stages = 1 if plan.exchanged else self.schedule.stages
         lines += [f"for t in tl.range(first, last, num_stages={stages}):", *[f"    {line}" for line in step]]
         for i in range(len(plan.states)):
@@ -91,10 +98,20 @@ class _Printer:
     def _masked(self, mask: str) -> str:
         return f", mask={mask}, other=0.0" if mask else ""
 
-    def _pointer(self, part: Part) -> str:
-        """The line that makes the pointer to what step `t` reads of an input."""
+    def _fetched(self, moving: list[Part], em: Emitter) -> list[str]:
+        """Lines that load what step `at` reads of the inputs into variables that the step takes them from."""
+        sources, lines = {part.source for part in moving}, [self._pointer(part, "at") for part in moving]
+        loads = [e for e in self.plan.nest.exprs if e.op == "load" and e.param in sources]
+        names = {f"q{i}": em.value(e) for i, e in enumerate(loads)}
+        lines += [*self.pieces.flush(em), *(f"{name} = {text}" for name, text in names.items())]
+        for e, name in zip(loads, names, strict=True):
+            em.define(e, name)
+        return lines if loads else []
+
+    def _pointer(self, part: Part, step: str) -> str:
+        """The line that makes the pointer to what a step, the number in the variable `step`, reads of an input."""
         assert part.place is not None
-        number, meta = part.place.text(), self.plan.metas[part.input]
+        number, meta = re.sub(r"\bt\b", step, part.place.text()), self.plan.metas[part.input]
         far = (max(n for n in meta.shape) * part.stride).bit_length() > 31
         walked = f"tl.cast({number}, tl.int64)" if far else f"({number})"
         return f"x{part.source}_ptr = a{part.input}_ptr + {walked} * {part.stride}"
@@ -149,8 +166,8 @@ class _Printer:
         bias = [f"d{n} = d{n} + b{n}" for n, product in enumerate(plan.products) if product.bias is not None]
         return inside + bias
 
-    def _results(self, em: Emitter) -> list[str]:
-        """Store what a step returns, exchange states, and let them follow."""
+    def _results(self, em: Emitter, fetched: list[str]) -> list[str]:
+        """Exchange states, store what a step returns, let states follow; `fetched` loads what the next step reads."""
         plan, p = self.plan, self.pieces
         outputs = [plan.nest.outputs[i][0] for i in plan.results]
         texts = [em.value(e) for e in outputs]
@@ -159,6 +176,10 @@ class _Printer:
             rounded = "" if self.stored == self.type else f".to({self.stored}).to({self.type})"
             wide = text if em.side(outputs[i]) == "pr" else f"tl.broadcast_to({text}, (PB, RB))"
             lines.append(f"n{i} = {wide}{rounded}" if wide.isidentifier() else f"n{i} = ({wide}){rounded}")
+        for i in plan.exchanged:
+            place = f"s{i}_ptr + ((t + 1) % 2) * {self._state_size()} + {self.place}"
+            lines.append(f"tl.store({place}, n{i}.to({self.stored}){self.guard})")
+        lines += self._signal() if plan.exchanged else []
         for k, text in enumerate(texts[count:]):
             _, back = plan.loop.stacked[k]
             dtype = ops.TRITON_DTYPE[plan.nest.outputs[plan.results[count + k]][3]]
@@ -168,27 +189,29 @@ class _Printer:
             wide = text if em.side(outputs[count + k]) == "pr" else f"tl.broadcast_to({text}, (PB, RB))"
             place = f"z{k}_ptr + {walked} * {self._state_size()} + {self.place}"
             lines.append(f"tl.store({place}, ({wide}).to({dtype}){self.guard})")
-        for i in plan.exchanged:
-            place = f"s{i}_ptr + ((t + 1) % 2) * {self._state_size()} + {self.place}"
-            lines.append(f"tl.store({place}, n{i}.to({self.stored}){self.guard})")
         lines += [f"h{i} = n{i}" for i in range(count)]
+        lines += ["at = tl.minimum(t + 1, last - 1)", *fetched] if fetched else []
         return lines + self._wait() if plan.exchanged else lines
 
-    def _wait(self) -> list[str]:
-        """Go on when the states of this step are where the next one reads them."""
+    def _signal(self) -> list[str]:
+        """Say that the states of this step are where the next one reads them."""
         if self.shares == 1:
             return ["tl.debug_barrier()"]
-        flag = f"flags_ptr + pid // {self.shares}"
-        ask = f'tl.atomic_add({flag}, 0, sem="acquire")'
-        inside = [
-            "tl.debug_barrier()",
-            f'tl.atomic_add({flag}, 1, sem="release")',
-            f"done = {ask}",
-            f"while done < (t + 1 - first) * {self.shares}:",
+        add = f'tl.atomic_add(flags_ptr + pid // {self.shares}, 1, sem="release")'
+        return ["if t + 1 < last:", "    tl.debug_barrier()", f"    {add}"]
+
+    def _wait(self) -> list[str]:
+        """Go on when the others have said so."""
+        if self.shares == 1:
+            return []
+        ask = f'tl.atomic_add(flags_ptr + pid // {self.shares}, 0, sem="acquire")'
+        return [
+            "if t + 1 < last:",
             f"    done = {ask}",
-            "tl.debug_barrier()",
+            f"    while done < (t + 1 - first) * {self.shares}:",
+            f"        done = {ask}",
+            "    tl.debug_barrier()",
         ]
-        return ["if t + 1 < last:", *[f"    {line}" for line in inside]]
 
     # -- the source around it
 
