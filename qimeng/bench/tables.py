@@ -182,6 +182,23 @@ def problems(rows: Sequence[Row]) -> str:
     return markdown(table)
 
 
+FURTHEST = 10
+"""Problems that `furthest` lists."""
+
+
+def furthest(rows: Sequence[Row]) -> str:
+    """The problems that reach the smallest share of the roofline, the smallest first."""
+    table = [["problem", "group", "ours ms", "roofline ms", "share of the roofline", "over eager", "generated"]]
+    known = [(share, row) for row in rows if row.right and (share := row.roofline_fraction)]
+    for share, row in sorted(known, key=lambda pair: (pair[0], natural(pair[1].id)))[:FURTHEST]:
+        ms = row.candidate.device_ms if row.candidate else None
+        times = number(ms, 3), number(row.floor_ms, 4), percent(share, 2)
+        table.append(
+            [f"{row.id} {row.name}".strip(), group_of(row), *times, number(row.speedup), percent(row.generated_share)]
+        )
+    return markdown(table)
+
+
 def selection(rows: Sequence[Row]) -> str:
     """Which problems were run, by the suite's groups and by what they compute."""
     table = [["part of the suite", "group", "problems", "ids"]]
@@ -197,6 +214,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "kinds": kinds,
     "comparison": comparison,
     "exceptions": exceptions,
+    "furthest": furthest,
     "problems": problems,
     "selection": selection,
 }

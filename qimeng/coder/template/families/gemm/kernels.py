@@ -14,6 +14,7 @@ from qimeng.coder.template.families.gemm.ends import collect, finish
 from qimeng.coder.template.families.gemm.epilogue import Epilogue
 from qimeng.coder.template.families.gemm.frame import Frame, Kernel, steps_of
 from qimeng.coder.template.families.gemm.loop import indent, main_loop
+from qimeng.coder.template.families.gemm.positions import columns_read
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
 
@@ -62,6 +63,7 @@ class Kernels(Frame):
         body += tiles.positions() if early else []
         body += [*(self._level() if self.exact else []), *(line for o in self.operands for line in o.setup)]
         tests = [*(["(level > 0)"] if self.exact else []), *([f"({self.skips.test})"] if self.skips else [])]
+        tests += self._beside(*columns_read(plan))
         body += main_loop(plan, s, self.operands, steps_of(plan, s), self.splits, " | ".join(tests))
         body += tiles.positions() if not early and (scaled or self.splits > 1) else []
         if scaled:
@@ -79,6 +81,12 @@ class Kernels(Frame):
         parameters += [f"{name}_ptr" for name in self.skips.read] if self.skips else []
         sources = [i for o in self.operands for i in o.sources]
         return self._of_tiles("product", doc, s, parameters, sources, body, grid)
+
+    def _beside(self, first: int, end: int) -> list[str]:
+        """What is true for tiles without any of these columns of the product."""
+        columns, width = self.plan.shape[2], self.schedule.block_n
+        tests = [f"(col0 + BN <= {first})"] if first >= width else []
+        return tests + ([f"(col0 >= {end})"] if (columns - 1) // width * width >= end else [])
 
     def _level(self) -> list[str]:
         """Lines that find the tile's level, for the main loop and for the kernel of the exact forms."""

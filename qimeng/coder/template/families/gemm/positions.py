@@ -190,6 +190,20 @@ def shortened(plan: GemmPlan) -> list[str]:
     return []
 
 
+def columns_read(plan: GemmPlan) -> tuple[int, int]:
+    """The first column that the right operand has, and the one after the last: beyond, the product is 0.
+
+    Where a product is a part of a concatenation, the other parts are columns too, which the epilogue copies.
+    """
+    low, high, operand = 0, plan.shape[2], plan.b.plain
+    exists = guard(operand) if operand is not None else None
+    for bound in (_bounds(plan.nest, exists) or ()) if exists is not None else ():
+        if len(plan.n) == 1 and bound.table == ((plan.n[0], 1),) and not bound.others:
+            low = low if bound.low is None else max(low, bound.low - bound.first)
+            high = high if bound.high is None else min(high, bound.high - bound.first)
+    return low, high
+
+
 def _tests_of(side: Side) -> list[Expr]:
     """Where the loads of an operand exist, and what its padding is decided by."""
     found = [e for e in reach([side.expr]) if e.op == "where" or e.access]
@@ -236,4 +250,4 @@ def summed(terms: Sequence[str]) -> str:
     return " + ".join(terms).replace("+ -", "- ") or "0"
 
 
-__all__ = ["Bound", "Positions", "shortened", "summed", "terms_of"]
+__all__ = ["Bound", "Positions", "columns_read", "shortened", "summed", "terms_of"]
