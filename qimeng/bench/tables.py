@@ -255,6 +255,7 @@ __all__ = [
     "exceptions",
     "exceptions_of",
     "figures",
+    "furthest",
     "kinds",
     "problems",
     "render",

@@ -12,7 +12,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from qimeng.coder.template.families.gemm.family import Gemm
 from qimeng.coder.template.families.gemm.positions import columns_read
+from qimeng.coder.template.nest.sizes import power_of_two
+from qimeng.device import device_named
 from tests.coder.product_cases import FLAT, Call, Case, add, as_script, check, printed, rows, shapes
 
 IMAGE, OTHERS = (2, 16, 9, 10), ((2, 40, 9, 10), (2, 70, 9, 10))
@@ -57,6 +60,14 @@ def test_which_columns_are_read(name: str) -> None:
     text = printed(case, 0, {})[3].source
     low, high = READ[name]
     assert (f"(col0 + BN <= {low})" in text) == (low >= 32) and (f"(col0 >= {high})" in text) == (name != "last")
+
+
+@pytest.mark.parametrize("name", cases())
+def test_tiles_are_no_wider_than_what_is_read(name: str) -> None:
+    plan, h200, (low, high) = cases()[name].planned[2], device_named("h200"), READ[name]
+    start = Gemm().default(plan, h200, "default")
+    found = [start, *Gemm().guesses(plan, start, h200, "default")]
+    assert len(found) > 2 and {s.block_n for s in found} == {power_of_two(high - low)}
 
 
 def test_a_product_alone_is_read_whole() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from qimeng.coder.template.families.gemm.plan import GemmPlan
+from qimeng.coder.template.families.gemm.positions import columns_read
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import SCHEMES, SHORT, is_packed, is_turned, scheme_of
 from qimeng.coder.template.families.gemm.staging import few_channels, holds_planes, shiftable, stageable, under
@@ -350,7 +351,8 @@ def has_tma(device: Device) -> bool:
 
 def _fit(plan: GemmPlan, device: Device, s: GemmSchedule) -> GemmSchedule:
     """`s` with blocks no larger than the problem needs and the depth split where tiles do not fill the device."""
-    batch, m, n, k = plan.shape
+    (batch, m, _, k), (first, end) = plan.shape, columns_read(plan)
+    n = end - first
     bm, bn = min(s.block_m, power_of_two(m, 16)), min(s.block_n, power_of_two(n, 16))
     bk = min(s.block_k, power_of_two(k, 16))
     warps = s.warps
