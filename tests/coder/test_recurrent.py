@@ -58,6 +58,8 @@ SCHEDULES = [
     RecurrentSchedule(block_p=1, block_r=64, block_k=64, warps=4),
     RecurrentSchedule(block_p=4, block_r=8, block_k=64, warps=4),
     RecurrentSchedule(block_p=2, block_r=16, block_k=8, warps=1),
+    RecurrentSchedule(block_p=4, block_r=8, block_k=64, warps=4, by_result=True),
+    RecurrentSchedule(block_p=1, block_r=16, block_k=8, warps=4, by_result=True),
 ]
 
 
@@ -155,6 +157,17 @@ def test_programs_that_wait_run_at_the_same_time() -> None:
     small = RecurrentSchedule(block_p=1, block_r=2, block_k=256)
     assert "1280 programs wait for each other" in str(family.needs(plan, small).refusal(H200))
     assert AtOnce(programs=132).refusal(H200) is None
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_lanes_have_results_of_their_own_where_weights_are_held(both: bool) -> None:
+    _, _, plan = plan_of("lstm", lambda: nn.LSTM(128, 256, bidirectional=both), (64, 10, 128))
+    first, second, *_ = candidates(plan, H200)
+    assert (first.by_result, second.by_result) == (not both, both)
+    assert first.holds(len(plan.products), 256), "neither reads weights in each step"
+    assert not first.but(block_k=128).holds(len(plan.products), 256)
+    texts = [print_recurrent(plan, first.but(by_result=form), "k").source for form in (True, False)]
+    assert ["first >> 30" in text for text in texts] == [True, False]
 
 
 def test_every_move_leads_to_kernels_that_fit() -> None:

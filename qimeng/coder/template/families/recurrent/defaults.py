@@ -8,7 +8,7 @@ about kernel text.
 from __future__ import annotations
 
 from qimeng.coder.template.families.recurrent.plan import RecurrentPlan
-from qimeng.coder.template.families.recurrent.schedule import HELD, RecurrentSchedule
+from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 
@@ -26,6 +26,10 @@ AHEAD = 4
 
 WAIT_CYCLES, WAIT_EACH, AGAIN_BYTES = 2500, 8, 32
 """Cycles of one exchange, more for each program that takes part, and bytes of weights that an SM reads in a cycle."""
+
+LANES_CYCLES, READ_CYCLES = 600, 2
+"""Cycles of a product whose terms the lanes of a warp share, for shuffles and for what all of them compute; and those
+of a warp that reads a term for each of its results."""
 
 
 def default_schedule(plan: RecurrentPlan, device: Device) -> RecurrentSchedule:
@@ -53,8 +57,12 @@ def candidates(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
             if shares == 1 or groups * shares <= device.sms:
                 for warps in (4, 8):
                     s = RecurrentSchedule(block_p=p, block_r=r, block_k=depth_block(plan, p, r, warps), warps=warps)
-                    found.append((cycles(plan, s, device.sms), s))
-    return [s for _, s in sorted(found, key=lambda pair: pair[0])]
+                    found += [s, s.but(by_result=True)]
+    ranked = sorted(found, key=lambda s: cycles(plan, s, device.sms))
+    by_result, shared = ([s for s in ranked if s.by_result is form] for form in (True, False))
+    held = by_result[0].holds(len(plan.products), plan.column_count)  # else weights are read anew, for each lane
+    forms = (by_result, shared) if held else (shared, by_result)
+    return [s for pair in zip(*forms, strict=True) for s in pair]  # by turns, as the figures are guesses
 
 
 def apart(plan: RecurrentPlan) -> list[RecurrentSchedule]:
@@ -79,10 +87,11 @@ def cycles(plan: RecurrentPlan, s: RecurrentSchedule, sms: int = 132) -> float:
     waves = max(1.0, groups * shares / sms) if plan.exchanged else 1.0
     weights = len(plan.products) * s.block_r * plan.column_count
     rate = 32 * min(s.warps, 4)
-    held = s.block_k >= plan.column_count and weights / (32 * s.warps) <= HELD
-    again = 0.0 if held else weights * plan.itemsize / AGAIN_BYTES
+    again = 0.0 if s.holds(len(plan.products), plan.column_count) else weights * plan.itemsize / AGAIN_BYTES
+    reads = len(plan.exchanged) * s.block_p * s.block_r * plan.column_count / 32
+    adding = READ_CYCLES * reads if s.by_result else LANES_CYCLES * len(plan.products)
     wait = WAIT_CYCLES + WAIT_EACH * shares if shares > 1 and plan.exchanged else WAIT_CYCLES / 4
-    return waves * (weights * s.block_p / rate + again) + wait
+    return waves * (weights * s.block_p / rate + again + adding) + wait
 
 
 __all__ = ["CYCLES_A_MS", "GUESSES", "apart", "candidates", "cycles", "default_schedule", "depth_block", "guesses"]

@@ -56,12 +56,14 @@ class Pipeline(RecurrentMove):
     """Other depths of the pipeline, where programs do not wait; other numbers of warps."""
 
     def schedules(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device) -> Found:
-        """Depths of 1 to 6, warps from 1 to 16."""
+        """Depths of 1 to 6; warps from 1 to 16, and what their lanes share."""
         if param == "stages":
             depths = () if plan.exchanged else (1, 2, 3, 4, 6)
             return [schedule.but(stages=n) for n in depths if n != schedule.stages]
         others = [w for w in (1, 2, 4, 8, 16) if w != schedule.warps] if param == "warps" else []
-        return [schedule.but(warps=w, block_k=depth_block(plan, schedule.block_p, schedule.block_r, w)) for w in others]
+        p, r = schedule.block_p, schedule.block_r
+        found = [schedule.but(warps=w, block_k=depth_block(plan, p, r, w)) for w in others]
+        return [schedule.but(by_result=not schedule.by_result), *found] if plan.exchanged and found else found
 
 
 class Special(RecurrentMove):

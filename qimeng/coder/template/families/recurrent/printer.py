@@ -7,7 +7,11 @@ time, which CUDA guarantees (or refuses) for a cooperative launch (Diamos et al.
 in registers the same way). Triton's interpreter runs programs one by one, so there each step is a launch of its own.
 Products are sums of plain multiply-adds, in fp32 for half types. Where states are exchanged the loop is not pipelined,
 as none may be read before the others have written it; what the next step reads of the inputs is loaded, and what this
-one returns is stored, between the signal to the others and the wait for them. Deals in kernel text. Knows nothing about
+one returns is stored, between the signal to the others and the wait for them.
+
+Triton gives the lanes of a warp what lies side by side in memory: terms of a product. Where each lane is to have a
+result of its own (`RecurrentSchedule.by_result`), addresses contain a zero that the compiler does not know, so that
+nothing seems to lie side by side, and the states are read for each result. Deals in kernel text. Knows nothing about
 which schedule is good.
 """
 
@@ -16,7 +20,7 @@ from __future__ import annotations
 import re
 
 from qimeng.coder.template.families.recurrent.plan import Part, Product, RecurrentPlan, accumulated
-from qimeng.coder.template.families.recurrent.schedule import HELD, RecurrentSchedule
+from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
 from qimeng.coder.template.nest.axes import strides_of
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.emitter import Emitter, without_unused
@@ -49,8 +53,7 @@ class _Printer:
         if self.depth and self.depth != self.units:
             raise Unsupported(f"weights of depth {self.depth} for states of {self.units} units")
         self.whole = schedule.block_k >= self.depth
-        a_thread = schedule.block_r * schedule.block_k * len(plan.products) // (32 * schedule.warps)
-        self.held = self.whole and a_thread <= HELD
+        self.held = schedule.holds(len(plan.products), self.depth)
 
     # -- the kernel
 
@@ -117,7 +120,8 @@ class _Printer:
         return f"x{part.source}_ptr = a{part.input}_ptr + {walked} * {part.stride}"
 
     def _lanes(self, begin: str = "") -> str:
-        return f"{begin}tl.arange(0, KB)[None, None, :]"
+        along = f"{begin}tl.arange(0, KB)[None, None, :]"
+        return f"({along}) ^ zero" if self.schedule.by_result else along
 
     def _weight(self, product: Product) -> str:
         """The tile [1, RB, KB] of a weight as a load."""
@@ -129,7 +133,8 @@ class _Printer:
 
     def _before(self, number: int, product: Product, em: Emitter) -> list[str]:
         """What a product reads once for all steps: its bias, and its weights where they fit."""
-        lines = [f"k = {self._lanes()}"] if number == 0 and self.whole else []
+        lines = ["zero = first >> 30"] if number == 0 and self.schedule.by_result else []
+        lines += [f"k = {self._lanes()}"] if number == 0 and self.whole else []
         if product.bias is not None:
             (stride,) = self.plan.metas[product.bias].stride
             guard = self._masked(em.mask("r"))
@@ -147,9 +152,9 @@ class _Printer:
             masks.append("p_mask[:, :, None]")
         guard = f", mask={' & '.join(f'({m})' for m in masks)}, other=0.0" if masks else ""
         row = f"({self.pieces.row_number()})[:, :, None] * {self.units}"
-        inside = []
+        own, inside = (" + r[:, :, None] * zero" if self.schedule.by_result else ""), list[str]()
         for i in plan.exchanged:
-            place = f"s{i}_ptr + (t % 2) * {self._state_size()} + {row} + k"
+            place = f"s{i}_ptr + (t % 2) * {self._state_size()} + {row} + k{own}"
             inside.append(f'g{i} = tl.load({place}{guard}, cache_modifier=".cg").to({self.type})')
         sign = "=" if self.whole else "+="
         for n, product in enumerate(plan.products):

@@ -14,6 +14,10 @@ HELD = 32
 256 units, both directions): at 48 and 64 of them 232 B (GRU) and 672 B (LSTM) are spilled in each step, at 32 none or
 24 B."""
 
+HELD_BY_RESULT, WARPS = 128, 8
+"""The same where `RecurrentSchedule.by_result`, with so many warps at most: LSTM's 128 take 255 registers and spill
+none, GRU's 96 take 238 (the same compiler, one direction)."""
+
 
 @dataclass(frozen=True)
 class RecurrentSchedule(Schedule):
@@ -25,6 +29,8 @@ class RecurrentSchedule(Schedule):
         block_r: units a program; where that is not all of them, programs exchange their states after each step.
         block_k: units of the state that a product takes at once.
         warps: warps a program.
+        by_result: lanes of a warp have different results, and each adds up its own; otherwise they share the terms of a
+            result, which takes shuffles, and all of them compute what follows.
         stages: depth of software pipelining, for loops whose programs do not wait for each other.
         fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
     """
@@ -34,8 +40,15 @@ class RecurrentSchedule(Schedule):
     block_r: int = power_of_two(16)
     block_k: int = power_of_two(256)
     warps: int = power_of_two(8)
+    by_result: bool = False
     stages: int = count(1)
     fast: bool = False
+
+    def holds(self, products: int, depth: int) -> bool:
+        """Whether a thread holds the weights of so many products of `depth` terms from step to step."""
+        rows, most = (self.block_p, HELD_BY_RESULT) if self.by_result and self.warps <= WARPS else (1, HELD)
+        a_thread = rows * self.block_r * self.block_k * products / (32 * self.warps)
+        return self.block_k >= depth and a_thread <= most
 
     @property
     def form(self) -> str:
@@ -48,4 +61,4 @@ class RecurrentSchedule(Schedule):
         return 1
 
 
-__all__ = ["HELD", "RecurrentSchedule"]
+__all__ = ["RecurrentSchedule"]
