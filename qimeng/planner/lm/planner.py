@@ -94,9 +94,12 @@ class LanguageModelPlanner(ValuingPlanner):
 
         `stop` where the last `PATIENCE` judged steps brought nothing better, or nothing is left that it has learnt.
         """
+        if fruitless(observation.history) >= PATIENCE:
+            return STOP
         learnt = self.model.learnt if self._own else None
-        done = learnt is not None and learnt.is_done(observation)
-        return STOP if done or fruitless(observation.history) >= PATIENCE else super().choose(observation)
+        if learnt is not None and (choice := learnt.ruled(observation)) is not None:
+            return choice
+        return STOP if learnt is not None and learnt.is_done(observation) else super().choose(observation)
 
     def look(self, observation: Observation) -> tuple[list[float], float]:
         """Log-probability of each of `observation.actions` if it goes on, and the value of the state.
