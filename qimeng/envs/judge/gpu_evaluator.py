@@ -402,6 +402,7 @@ class GpuEvaluator(SerialEvaluator):
             found = self._judged(run, FINAL_GATES)
         finally:
             self._anew = None
+            compilers.close()
             remove_folder(cache)
         if not found.ok:
             return found
