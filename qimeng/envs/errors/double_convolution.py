@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -18,6 +19,15 @@ COLUMNS = 1 << 25
 
 OUTPUTS = 128
 """Outputs of a group from which on columns are worth their copy, where channels are in one group."""
+
+
+class _Window(NamedTuple):
+    """How windows move: a number for each dimension of places; see `as_products`."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    more: Sequence[int]
 
 
 def as_products(
@@ -50,11 +60,9 @@ def as_products(
         [samples, outputs, places…]
     """
     dims = x.dim() - 2
-    stride, padding, dilation, more = (
-        tuple(values) * (dims if len(values) == 1 else 1) for values in (stride, padding, dilation, output_padding)
-    )
-    compute = _transposed if transposed else _convolution
-    found = compute(x, weight, stride, padding, dilation, more, groups)
+    numbers = (stride, padding, dilation, output_padding)
+    window = _Window(*(tuple(values) * (dims if len(values) == 1 else 1) for values in numbers))
+    found = (_transposed if transposed else _convolution)(x, weight, window, groups)
     return found if bias is None else found.add_(bias.view(-1, *[1] * dims))
 
 
@@ -67,26 +75,20 @@ def is_worth_it(weight: torch.Tensor, transposed: bool, groups: int) -> bool:
     return transposed or outputs >= OUTPUTS or (groups > 1 and outputs > 1 and terms > 1)
 
 
-def _convolution(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    more: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
+def _convolution(x: torch.Tensor, weight: torch.Tensor, w: _Window, groups: int) -> torch.Tensor:
     """Columns of windows, a product with the weight for some samples and some places of the window at a time."""
-    if any(padding):
-        x = functional.pad(x, [p for size in reversed(padding) for p in (size, size)])
+    if any(w.padding):
+        x = functional.pad(x, [p for size in reversed(w.padding) for p in (size, size)])
     (samples, channels), window = x.shape[:2], weight.shape[2:]
-    sizes = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], window, stride, dilation, strict=True)]
+    sizes = [
+        (n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], window, w.stride, w.dilation, strict=True)
+    ]
     places, outputs = math.prod(sizes), weight.shape[0]
     found = x.new_empty(samples, groups, outputs // groups, places)
     filters = weight.reshape(groups, outputs // groups, channels // groups, -1)
     taps = list(product(*map(range, window)))
     for some, parts in _portions(samples, len(taps), channels * places):
-        columns = torch.stack([_seen(x[some], taps[t], sizes, stride, dilation) for t in parts], dim=2)
+        columns = torch.stack([_seen(x[some], taps[t], sizes, w) for t in parts], dim=2)
         columns = columns.view(-1, groups, channels // groups * len(parts), places)
         of_parts = filters[..., parts.start : parts.stop].flatten(2)
         if parts.start:
@@ -96,19 +98,12 @@ def _convolution(
     return found.view(samples, outputs, *sizes)
 
 
-def _transposed(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    more: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
+def _transposed(x: torch.Tensor, weight: torch.Tensor, w: _Window, groups: int) -> torch.Tensor:
     """A product with the weight, of which each place of the window is added where it belongs."""
     (samples, channels), window, sizes = x.shape[:2], weight.shape[2:], x.shape[2:]
     whole = [
-        (n - 1) * s + d * (k - 1) + 1 + p for n, k, s, d, p in zip(sizes, window, stride, dilation, more, strict=True)
+        (n - 1) * s + d * (k - 1) + 1 + p
+        for n, k, s, d, p in zip(sizes, window, w.stride, w.dilation, w.more, strict=True)
     ]
     outputs = groups * weight.shape[1]
     found = x.new_zeros(samples, outputs, *whole)
@@ -119,18 +114,16 @@ def _transposed(
         columns = of_parts @ x[some].reshape(-1, groups, channels // groups, math.prod(sizes))
         columns = columns.view(columns.shape[0], groups, len(parts), weight.shape[1], *sizes)
         for number, tap in enumerate(parts):
-            seen = _seen(found[some], taps[tap], sizes, stride, dilation)
+            seen = _seen(found[some], taps[tap], sizes, w)
             seen += columns[:, :, number].flatten(1, 2)
-    for dim, (n, p) in enumerate(zip(whole, padding, strict=True), start=2):
+    for dim, (n, p) in enumerate(zip(whole, w.padding, strict=True), start=2):
         found = found.narrow(dim, p, n - 2 * p)
     return found.contiguous()
 
 
-def _seen(
-    x: torch.Tensor, tap: Sequence[int], sizes: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
-) -> torch.Tensor:
+def _seen(x: torch.Tensor, tap: Sequence[int], sizes: Sequence[int], w: _Window) -> torch.Tensor:
     """The part of `x` that one place of the window meets: a view of the window's `sizes` places."""
-    steps = zip(tap, sizes, stride, dilation, strict=True)
+    steps = zip(tap, sizes, w.stride, w.dilation, strict=True)
     return x[(slice(None), slice(None), *(slice(t * d, t * d + (n - 1) * s + 1, s) for t, n, s, d in steps))]
 
 
