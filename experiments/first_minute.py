@@ -2,7 +2,8 @@
 
 ``python -m experiments.first_minute swin_tiny whisper_encoder --seconds 60``: one JSON row for each network, on the GPU
 of this machine; ``--suite kernelbench:FOLDER level3/5 level3/44`` for problems of a suite. Seconds until the judge
-begins are capture's; steps are what `plan_and_code` reports. ``--profile FOLDER`` writes what the main thread did.
+begins are capture's; steps are what `plan_and_code` reports. Python's own profiler shows what this process does
+meanwhile: ``python -m cProfile -o FILE -m experiments.first_minute swin_tiny``.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from experiments.profile_main import profiled
 from qimeng import plan_and_code
 from qimeng.bench.suite import Problem, problems_of
 from qimeng.bench.suites import suite_named
@@ -26,7 +25,7 @@ MODES = ("default", "reduce-overhead")
 """Modes of torch.compile that the result is timed beside; the second records CUDA graphs."""
 
 
-def measure(problem: Problem, seconds: float, planner: str, dtype: str, profile: Path | None = None) -> dict[str, Any]:
+def measure(problem: Problem, seconds: float, planner: str, dtype: str) -> dict[str, Any]:
     """One row.
 
     Args:
@@ -34,7 +33,6 @@ def measure(problem: Problem, seconds: float, planner: str, dtype: str, profile:
         seconds: budget, capture and final verification included.
         planner: name of a planner.
         dtype: of inputs and parameters.
-        profile: file for a profile of the main thread.
     """
     began = time.monotonic()
     said: list[tuple[float, str, str]] = []
@@ -43,9 +41,8 @@ def measure(problem: Problem, seconds: float, planner: str, dtype: str, profile:
         said.append((round(time.monotonic() - began, 1), progress.phase, progress.text))
         print(f"{said[-1][0]:7.1f} s  {progress.phase:5}  {progress.text}", file=sys.stderr, flush=True)
 
-    with profiled(profile):
-        spec = problem.spec(dtype, "default")
-        result = plan_and_code(spec, seconds=seconds, planner=planner, compile_modes=MODES, on_step=watch)
+    spec = problem.spec(dtype, "default")
+    result = plan_and_code(spec, seconds=seconds, planner=planner, compile_modes=MODES, on_step=watch)
     found = result.evaluation
     compiled = {mode: timing.device_ms for mode, timing in found.compiled.items()}
     ms, eager = (t.device_ms if t else None for t in (found.timing, found.eager))
@@ -92,13 +89,9 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--planner", default="heuristic")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--profile", type=Path, help="folder for a profile of each problem")
     arguments = parser.parse_args(given)
-    if arguments.profile:
-        arguments.profile.mkdir(parents=True, exist_ok=True)
     for problem in problems_of(suite_named(arguments.suite), ",".join(arguments.problems)):
-        profile = arguments.profile and arguments.profile / f"{problem.id.replace('/', '_')}.stacks"
-        row = measure(problem, arguments.seconds, arguments.planner, arguments.dtype, profile)
+        row = measure(problem, arguments.seconds, arguments.planner, arguments.dtype)
         print(json.dumps(row), flush=True)
 
 

@@ -28,7 +28,8 @@ RECENT = 3
 
 FINAL = {"reference": 4.0, "check": 3.0, "time": 3.0}
 """How many times as long each part takes in a final verification as in the first evaluation: it has more trials, more
-rounds of timing, and baselines beside them. (Four networks on an H200: 3.0 to 5.3, 2.5 to 3.7, 3.2 to 5.5.)"""
+rounds of timing, and baselines beside them. (Four networks on an H200, by logs that are not stored: 3.1 to 5.3, 2.5 to
+3.7, 3.3 to 5.5.)"""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ CASES = {
     "many": lambda x: functional.conv2d(x, torch.ones(128, 4, 3, 3).to(x), stride=2),
     "strided": lambda x: functional.conv2d(x, torch.ones(6, 4, 3, 3).to(x), stride=2),
     "pointwise": lambda x: functional.conv2d(x, torch.ones(6, 4, 1, 1).to(x)),
+    "wide pointwise": lambda x: functional.conv2d(x, torch.ones(128, 4, 1, 1).to(x)),
     "groups": lambda x: functional.conv2d(x, torch.ones(6, 2, 3, 3).to(x), groups=2),
     "depthwise": lambda x: functional.conv2d(x, torch.ones(4, 1, 3, 3).to(x), groups=4),
     "transposed": lambda x: functional.conv_transpose2d(x, torch.ones(4, 6, 3, 3).to(x), stride=2),
