@@ -56,7 +56,9 @@ class Selective(nn.Module):
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = {
-    "lstm": (lambda: nn.LSTM(128, 256, 6, batch_first=True), ((10, 512, 128),)),
+    "lstm": (lambda: nn.LSTM(128, 256, batch_first=True), ((10, 512, 128),)),
+    "a stack of lstm": (lambda: nn.LSTM(128, 256, 6, batch_first=True), ((10, 512, 128),)),
+    "a stack of gru": (lambda: nn.GRU(128, 256, 6), ((512, 10, 128),)),
     "gru both ways": (lambda: nn.GRU(128, 256, 6, bidirectional=True), ((512, 10, 128),)),
     "rnn": (lambda: nn.RNN(1024, 256), ((256, 8, 1024),)),
     "by hand": (ByHand, ((256, 8, 1024),)),

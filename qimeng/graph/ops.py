@@ -129,10 +129,16 @@ def category(node: Node) -> str:
     return "other"
 
 
-TF32: dict[str, frozenset[str]] = {"default": CONVOLUTIONS, "highest": frozenset(), "high": CONVOLUTIONS | GEMMS}
+LAYER_LOOP = "torch.recurrence_layer"
+"""The loop over steps that a recurrent layer became."""
+
+CUDNN = CONVOLUTIONS | {LAYER_LOOP}
+"""What cuDNN computes: convolutions, and the steps of recurrent layers."""
+
+TF32: dict[str, frozenset[str]] = {"default": CUDNN, "highest": frozenset(), "high": CUDNN | GEMMS}
 """Precision mode to the operators that PyTorch computes in TF32 on a GPU.
 
-As PyTorch ships, cuDNN's convolutions use TF32 (`torch.backends.cudnn.allow_tf32`) and matrix products do not. What
+As PyTorch ships, cuDNN uses TF32 (`torch.backends.cudnn.allow_tf32`) and matrix products do not. What
 eager does a candidate may do: the judge's budget is a multiple of eager's own error in that mode.
 """
 
@@ -145,6 +151,17 @@ def precision_of(packets: Iterable[str], mode: str) -> str:
     """
     found = set(packets)
     return "high" if found and found <= TF32[mode] else mode
+
+
+def mode_alone(packets: Iterable[str], mode: str) -> str:
+    """The mode in which PyTorch computes these operators by themselves as it does in a network of mode `mode`.
+
+    A recurrent layer's loop has matrix products where the layer has cuDNN's.
+
+    >>> mode_alone([LAYER_LOOP, "aten.slice"], "default"), mode_alone(["aten.convolution"], "default")
+    ('high', 'default')
+    """
+    return precision_of({LAYER_LOOP} & set(packets), mode)
 
 
 def is_product(graph: OpGraph, node: Node) -> bool:
@@ -210,10 +227,12 @@ def longest_reduction(graph: OpGraph) -> int:
 
 __all__ = [
     "CONVOLUTIONS",
+    "CUDNN",
     "EXACT",
     "GEMMS",
     "JUMPS",
     "LAYERS",
+    "LAYER_LOOP",
     "POINTWISE",
     "RANDOM",
     "RESHAPES",
@@ -225,5 +244,6 @@ __all__ = [
     "is_product",
     "is_transposed",
     "longest_reduction",
+    "mode_alone",
     "precision_of",
 ]

@@ -26,7 +26,7 @@ from qimeng.envs.workers.outputs import Facts, describe
 from qimeng.envs.workers.regions import inputs_of_region
 from qimeng.envs.workers.worker_setup import Draw
 from qimeng.graph.opgraph import places_of
-from qimeng.graph.ops import RANDOM
+from qimeng.graph.ops import RANDOM, mode_alone
 from qimeng.graph.region import Region
 from qimeng.graph.rounded_up import RoundedUp, rounded_up
 from qimeng.program.program import Program, load_source, torch_implementation
@@ -66,7 +66,7 @@ class RegionReference:
         self.tally = Tally()
         self.held_by: Process | None = None
         self._references, self._module = references, load_source(self.source, folder=folder)
-        self._nearby = 0
+        self._nearby, self._mode = 0, mode_alone((n.packet for n in region.ops), references.spec.mode)
         self._updating = places_of(region.outputs, region.graph.updates)
         self.facts, self.expected = self._evaluate()
 
@@ -112,7 +112,7 @@ class RegionReference:
 
         @cache
         def mode() -> str:
-            return discrete.rounding_mode(references.spec.mode, eager)
+            return discrete.rounding_mode(self._mode, eager)
 
         def run() -> torch.Tensor:
             function, arguments = call()
@@ -121,7 +121,7 @@ class RegionReference:
                 return tensors_in(function(*_in_float64(arguments)))[number]
 
         try:
-            return explained(actual, self.expected[number], as_right(references.spec.mode, eager), run, jumps)
+            return explained(actual, self.expected[number], as_right(self._mode, eager), run, jumps)
         except _NOT_IN_DOUBLE:  # memory that runs out is a RuntimeError too
             return False
         finally:
@@ -173,7 +173,7 @@ class RegionReference:
         """Structure and values of the outputs, on the inputs of the draw or on others nearby."""
         references = self._references
         function, arguments = self._call(near)
-        with torch.no_grad(), precision(references.spec.mode):
+        with torch.no_grad(), precision(self._mode):
             output = function(*arguments)
         held = {f"input {i}": x for i, x in enumerate(tensors_in(arguments))}
         facts, eager = describe(output, held)

@@ -19,7 +19,7 @@ from qimeng.envs.workers.regions import inputs_of_region
 from qimeng.errors import IllegalAction
 from qimeng.graph.cut import Cut, cut
 from qimeng.graph.opgraph import Value
-from qimeng.graph.ops import category
+from qimeng.graph.ops import category, mode_alone
 from qimeng.graph.region import Region
 from qimeng.program.program import Program, load_source, torch_implementation
 from qimeng.program.recurrent import recurrent_section
@@ -162,7 +162,7 @@ def region_spec(
         f"{spec.name}: {region.label()}",
         _origin(module, inputs, chosen, spec.dtype, any_value),
         spec.dtype,
-        spec.mode,
+        mode_alone((n.packet for n in region.ops), spec.mode),
         spec.training,
         tolerances=spec.tolerances,
         accepts_any=any_value,

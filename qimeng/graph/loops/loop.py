@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
+from qimeng.graph.ops import LAYER_LOOP
 from qimeng.spec.fake import fake_tensors
 
 PACKET = "torch.recurrence"
-"""The operator of a graph that is a loop (`Node.packet`)."""
+"""The operator of a graph that is a loop (`Node.packet`), but for those that were recurrent layers (`LAYER_LOOP`)."""
 
 
 @dataclass(frozen=True)
@@ -111,21 +112,22 @@ class Loop:
         found = [f"torch.stack({name}{turn})" for name, turn in zip(lists, turned, strict=True)]
         return "\n".join([*lines, f"    return ({_joined([*found, *states])})"]) + "\n"
 
-    def node(self, name: str, values: Sequence[Value], metas: Sequence[Meta]) -> Node:
+    def node(self, name: str, values: Sequence[Value], metas: Sequence[Meta], packet: str = PACKET) -> Node:
         """The loop as an operator of a graph.
 
         Args:
             name: of the operator.
             values: the inputs.
             metas: of the inputs.
+            packet: which kind of loop.
         """
         digest = hashlib.blake2b(self.text.encode(), digest_size=4).hexdigest()
-        return Node(name, "op", f"{PACKET}.{digest}", tuple(values), metas=result_metas(self, metas), literal=self.text)
+        return Node(name, "op", f"{packet}.{digest}", tuple(values), metas=result_metas(self, metas), literal=self.text)
 
 
 def is_loop(node: Node) -> bool:
     """Whether `node` is a loop."""
-    return node.packet == PACKET
+    return node.packet in (PACKET, LAYER_LOOP)
 
 
 def loop_of(node: Node) -> Loop:
@@ -271,4 +273,15 @@ def _meta(tensor: torch.Tensor) -> Meta:
     return Meta(tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."))
 
 
-__all__ = ["PACKET", "At", "Line", "Loop", "Name", "is_loop", "loop_of", "parsed", "result_metas", "step_graph"]
+__all__ = [
+    "PACKET",
+    "At",
+    "Line",
+    "Loop",
+    "Name",
+    "is_loop",
+    "loop_of",
+    "parsed",
+    "result_metas",
+    "step_graph",
+]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from qimeng.graph.loops.loop import Loop
+from qimeng.graph.loops.loop import PACKET, Loop
 from qimeng.graph.memory import memory_of
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, map_values, row_major
 from qimeng.graph.state import is_state
@@ -128,15 +128,16 @@ class Edit:
         self._added.append(node)
         return Value(name)
 
-    def loop(self, loop: Loop, values: Sequence[Value]) -> tuple[Value, ...]:
+    def loop(self, loop: Loop, values: Sequence[Value], packet: str = PACKET) -> tuple[Value, ...]:
         """A new loop over steps.
 
         Args:
             loop: what it computes.
             values: its inputs.
+            packet: which kind of loop.
         """
         name = f"{self._at}__{self._rule}{len(self._added)}"
-        node = loop.node(name, values, [self.meta(v) for v in values])
+        node = loop.node(name, values, [self.meta(v) for v in values], packet)
         self._nodes[name] = node
         self._added.append(node)
         return tuple(Value(name, port) for port in range(len(node.metas)))

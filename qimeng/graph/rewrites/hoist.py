@@ -79,8 +79,6 @@ class _Hoisting:
     @property
     def is_plain(self) -> bool:
         """Whether nothing is left to do."""
-        if any(back for _, back in self.loop.stacked):
-            return True  # as the layers of a network are written, both ways at once
         core = {n for states in self.components for n in self.core(states)}
         steps = {n for n, line in self.lines.items() if _is_step(line)}
         cut = any(self.lines[n].target in ("aten.slice.Tensor", "aten.cat.default") for n in core)

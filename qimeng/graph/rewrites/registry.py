@@ -17,7 +17,7 @@ from qimeng.graph.rewrites.early import EarlyOverFeatures, EarlyOverPlaces, Earl
 from qimeng.graph.rewrites.experts import StackExperts
 from qimeng.graph.rewrites.fold import FoldNorm, FoldScale
 from qimeng.graph.rewrites.hoist import Hoist
-from qimeng.graph.rewrites.layers import Layers
+from qimeng.graph.rewrites.layers import Layers, Wavefront
 from qimeng.graph.rewrites.structure import Diagonal, Repeat, Single
 from qimeng.graph.rewrites.together import Together
 
@@ -35,6 +35,7 @@ RULES: dict[str, Rule] = {
         Together(),
         StackExperts(),
         TakeApart(),
+        Wavefront(),
         Layers(),
         Hoist(),
         ChannelsLast(),

@@ -12,25 +12,25 @@ from tests.graph.rewriting import Rewritten
 
 Shapes = tuple[tuple[int, ...], ...]
 X = (4, 3, 5)
+LOOP = ["linear", "torch.recurrence_layer"]
+BOTH = ["linear", "linear", "torch.recurrence_layer", "flip", "cat"]
+STACK = ["linear", "constant_pad_nd", "torch.recurrence_layer", "clone"]
 CASES: dict[str, tuple[Callable[[], nn.Module], Shapes, list[str]]] = {
-    "lstm": (lambda: nn.LSTM(5, 8), (X,), ["linear", "torch.recurrence"]),
+    "lstm": (lambda: nn.LSTM(5, 8), (X,), LOOP),
     "both ways, two layers, batch first": (
         lambda: nn.LSTM(5, 8, 2, batch_first=True, bidirectional=True),
         (X,),
-        ["linear", "linear", "torch.recurrence", "cat"] * 2 + ["cat", "cat"],
+        [*BOTH, *BOTH, "cat", "cat"],
     ),
-    "gru with its first state": (
-        lambda: nn.GRU(5, 8, 2, bias=False),
-        (X, (2, 3, 8)),
-        ["linear", "torch.recurrence", "linear", "torch.recurrence", "cat"],
-    ),
-    "rnn": (lambda: nn.RNN(5, 8, bidirectional=True), (X,), ["linear", "linear", "torch.recurrence", "cat", "cat"]),
-    "rnn with relu": (
-        lambda: nn.RNN(5, 8, nonlinearity="relu", batch_first=True),
-        (X,),
-        ["linear", "torch.recurrence"],
-    ),
-    "dropout of one layer": (lambda: nn.GRU(5, 8), (X,), ["linear", "torch.recurrence"]),
+    "gru both ways": (lambda: nn.GRU(5, 8, 2, bidirectional=True), (X,), [*BOTH, *BOTH, "cat"]),
+    "rnn both ways": (lambda: nn.RNN(5, 8, bidirectional=True), (X,), BOTH),
+    "a stack of lstm": (lambda: nn.LSTM(5, 8, 3, batch_first=True), (X,), STACK),
+    "a stack of gru with its first state": (lambda: nn.GRU(5, 8, 4), (X, (4, 3, 8)), STACK),
+    "a stack without biases": (lambda: nn.GRU(5, 8, 2, bias=False), (X,), STACK),
+    "a stack of rnn": (lambda: nn.RNN(5, 8, 2), (X,), STACK),
+    "rnn with relu": (lambda: nn.RNN(5, 8, nonlinearity="relu", batch_first=True), (X,), LOOP),
+    "dropout of one layer": (lambda: nn.GRU(5, 8), (X,), LOOP),
+    "a stack with many weights": (lambda: nn.LSTM(5, 520, 2), (X,), [*LOOP, *LOOP, "cat", "cat"]),
 }
 
 
@@ -38,7 +38,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Shapes, list[str]]] = {
 def test_a_layer_is_a_product_and_a_loop(name: str) -> None:
     make, shapes, labels = CASES[name]
     found = Rewritten(make, lambda: tuple(torch.empty(s) for s in shapes), "layers")
-    assert found.rules == ["layers"] and [label for label in found.labels if label != "full"] == labels
+    assert found.rules == ["wavefront" if labels == STACK else "layers"]
+    assert [label for label in found.labels if label != "full"] == labels
     if name != "rnn with relu":  # it overflows with changed parameters
         assert max(found.errors()) < 2e-5
     module, program = found.on(*(torch.randn(s) for s in shapes))

@@ -8,12 +8,16 @@ about kernel text.
 from __future__ import annotations
 
 from qimeng.coder.template.families.recurrent.plan import RecurrentPlan
-from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
+from qimeng.coder.template.families.recurrent.schedule import LEAST, MOST_PRODUCTS, RecurrentSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
+from qimeng.graph.ops import precision_of
 
 TILE = 32
 """Values of a product's tile that a thread holds."""
+
+FEW = 16
+"""Sequences that a program has at most, where fewer programs need not have more."""
 
 GUESSES = 5
 """Schedules that lowering measures beside the plain one."""
@@ -31,38 +35,88 @@ LANES_CYCLES, READ_CYCLES = 600, 2
 """Cycles of a product whose terms the lanes of a warp share, for shuffles and for what all of them compute; and those
 of a warp that reads a term for each of its results."""
 
+DOT_CYCLES, DOT_RATE = 500, 187
+"""Cycles of a step on tensor cores besides products and exchange, and multiply-adds in a cycle: fitted to 10 sequences
+and states of 256 units on an H200 (2.5 to 6.6 µs a step)."""
 
-def default_schedule(plan: RecurrentPlan, device: Device) -> RecurrentSchedule:
+
+def default_schedule(plan: RecurrentPlan, device: Device, mode: str) -> RecurrentSchedule:
     """The one with the shortest steps by the figures above."""
-    return candidates(plan, device)[0]
+    return candidates(plan, device, mode)[0]
 
 
-def guesses(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
+def guesses(plan: RecurrentPlan, device: Device, mode: str) -> list[RecurrentSchedule]:
     """The next best ones."""
-    return candidates(plan, device)[1 : GUESSES + 1]
+    return candidates(plan, device, mode)[1 : GUESSES + 1]
 
 
-def candidates(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
+def candidates(plan: RecurrentPlan, device: Device, mode: str) -> list[RecurrentSchedule]:
     """Every cut whose programs run at the same time, the best guess first."""
     if not plan.exchanged:
         return apart(plan)
-    found = []
-    for p in (1, 2, 4, 8, 16):
-        if p > power_of_two(plan.row_count):
-            break
-        groups = -(-plan.row_count // p)
+    return [*(dots(plan, device) if takes_tensor_cores(plan, mode) else ()), *exact(plan, device)]
+
+
+def takes_tensor_cores(plan: RecurrentPlan, mode: str) -> bool:
+    """Whether products may be on tensor cores: of half types, and of fp32 where PyTorch may round it to TF32."""
+    return plan.itemsize == 2 or plan.itemsize == 4 and precision_of([plan.node.packet], mode) == "high"
+
+
+def dots(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
+    """Cuts with products on tensor cores, the best guess first."""
+    found, products = list[RecurrentSchedule](), power_of_two(len(plan.products))
+    k = max(power_of_two(plan.column_count), LEAST)
+    for p in (LEAST, 2 * LEAST, 4 * LEAST) if products <= MOST_PRODUCTS else ():
         for shift in range(power_of_two(plan.column_count).bit_length()):
             r = power_of_two(plan.column_count) >> shift
-            shares = -(-plan.column_count // r)
-            if shares == 1 or groups * shares <= device.sms:
-                for warps in (4, 8):
-                    s = RecurrentSchedule(block_p=p, block_r=r, block_k=depth_block(plan, p, r, warps), warps=warps)
+            for warps in (4, 8):
+                s = RecurrentSchedule(block_p=p, block_r=r, block_k=k, warps=warps, dot=True)
+                fits = shared_bytes(plan, s) <= device.shared_per_block
+                if fits and r * products >= LEAST and _at_once(plan, s, device):
+                    found.append(s)
+        if p >= plan.row_count:
+            break
+    return sorted(found, key=lambda s: (cycles(plan, s, device.sms), s.warps))
+
+
+def exact(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
+    """Cuts with products as multiply-adds in fp32, the best guess first."""
+    found = list[RecurrentSchedule]()
+    for p in (1 << i for i in range(power_of_two(plan.row_count).bit_length())):
+        if p > FEW and found:
+            break
+        for shift in range(power_of_two(plan.column_count).bit_length()):
+            r = power_of_two(plan.column_count) >> shift
+            for warps in (4, 8):
+                s = RecurrentSchedule(block_p=p, block_r=r, block_k=depth_block(plan, p, r, warps), warps=warps)
+                if _at_once(plan, s, device):
                     found += [s, s.but(by_result=True)]
     ranked = sorted(found, key=lambda s: cycles(plan, s, device.sms))
     by_result, shared = ([s for s in ranked if s.by_result is form] for form in (True, False))
-    held = by_result[0].holds(len(plan.products), plan.column_count)  # else weights are read anew, for each lane
-    forms = (by_result, shared) if held else (shared, by_result)
-    return [s for pair in zip(*forms, strict=True) for s in pair]  # by turns, as the figures are guesses
+    if not by_result[0].holds(plan.tiles, plan.column_count):
+        return shared  # weights are read in each step, which takes each lane far longer
+    return [s for pair in zip(by_result, shared, strict=True) for s in pair]  # by turns, as the figures are guesses
+
+
+def _at_once(plan: RecurrentPlan, s: RecurrentSchedule, device: Device) -> bool:
+    return waiting(plan, s) == 1 or programs_of(plan, s) <= device.sms
+
+
+def programs_of(plan: RecurrentPlan, s: RecurrentSchedule) -> int:
+    """Number of programs of a launch."""
+    return plan.group_count * -(-plan.column_count // s.block_r) * -(-plan.row_count // s.block_p)
+
+
+def waiting(plan: RecurrentPlan, s: RecurrentSchedule) -> int:
+    """Number of programs that wait for each other after a step."""
+    shares = -(-plan.column_count // s.block_r)
+    return shares * (plan.group_count if plan.coupled else 1) if plan.exchanged else 1
+
+
+def shared_bytes(plan: RecurrentPlan, s: RecurrentSchedule) -> int:
+    """Shared memory of a program with products on tensor cores: its weights, and the states that it reads."""
+    held = s.block_r * power_of_two(len(plan.products))
+    return (held * len(plan.terms) + s.block_p) * s.block_k * plan.itemsize
 
 
 def apart(plan: RecurrentPlan) -> list[RecurrentSchedule]:
@@ -83,15 +137,32 @@ def depth_block(plan: RecurrentPlan, block_p: int, block_r: int, warps: int) -> 
 
 def cycles(plan: RecurrentPlan, s: RecurrentSchedule, sms: int = 132) -> float:
     """A guess at the cycles of a step on a GPU of `sms` multiprocessors."""
-    shares, groups = -(-plan.column_count // s.block_r), -(-plan.row_count // s.block_p)
-    waves = max(1.0, groups * shares / sms) if plan.exchanged else 1.0
-    weights = len(plan.products) * s.block_r * plan.column_count
+    together = waiting(plan, s)
+    waves = max(1.0, programs_of(plan, s) / sms) if plan.exchanged else 1.0
+    weights = plan.tiles * s.block_r * plan.column_count
+    wait = WAIT_CYCLES + WAIT_EACH * together if together > 1 else WAIT_CYCLES / 4
+    if s.dot:
+        return waves * (DOT_CYCLES + weights * s.block_p / DOT_RATE) + wait
     rate = 32 * min(s.warps, 4)
-    again = 0.0 if s.holds(len(plan.products), plan.column_count) else weights * plan.itemsize / AGAIN_BYTES
-    reads = len(plan.exchanged) * s.block_p * s.block_r * plan.column_count / 32
+    again = 0.0 if s.holds(plan.tiles, plan.column_count) else weights * plan.itemsize / AGAIN_BYTES
+    reads = len(plan.terms) * s.block_p * s.block_r * plan.column_count / 32
     adding = READ_CYCLES * reads if s.by_result else LANES_CYCLES * len(plan.products)
-    wait = WAIT_CYCLES + WAIT_EACH * shares if shares > 1 and plan.exchanged else WAIT_CYCLES / 4
     return waves * (weights * s.block_p / rate + again + adding) + wait
 
 
-__all__ = ["CYCLES_A_MS", "GUESSES", "apart", "candidates", "cycles", "default_schedule", "depth_block", "guesses"]
+__all__ = [
+    "CYCLES_A_MS",
+    "GUESSES",
+    "apart",
+    "candidates",
+    "cycles",
+    "default_schedule",
+    "depth_block",
+    "dots",
+    "exact",
+    "guesses",
+    "programs_of",
+    "shared_bytes",
+    "takes_tensor_cores",
+    "waiting",
+]

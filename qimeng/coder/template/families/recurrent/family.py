@@ -14,11 +14,14 @@ from qimeng.coder.template.families.recurrent.defaults import (
     default_schedule,
     depth_block,
     guesses,
+    programs_of,
+    shared_bytes,
+    waiting,
 )
 from qimeng.coder.template.families.recurrent.moves import moves
 from qimeng.coder.template.families.recurrent.plan import RecurrentPlan, plan_recurrent
 from qimeng.coder.template.families.recurrent.printer import print_recurrent
-from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
+from qimeng.coder.template.families.recurrent.schedule import LEAST, RecurrentSchedule
 from qimeng.coder.template.families.recurrent.words import INTENTS
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
@@ -64,27 +67,32 @@ class Recurrent(Family[RecurrentPlan, RecurrentSchedule]):
         return any(is_loop(n) for n in region.ops)
 
     def default(self, plan: RecurrentPlan, device: Device, mode: str) -> RecurrentSchedule:
-        """By the sizes of the batch and the states."""
-        return default_schedule(plan, device).but(fast=fast_by_default(plan.nest, device))
+        """By the sizes of the batch and the states; on tensor cores where PyTorch's own layers may use them."""
+        return default_schedule(plan, device, mode).but(fast=fast_by_default(plan.nest, device))
 
     def guesses(
         self, plan: RecurrentPlan, schedule: RecurrentSchedule, device: Device, mode: str
     ) -> list[RecurrentSchedule]:
         """Other cuts of the states."""
-        return [s.but(fast=schedule.fast) for s in guesses(plan, device)]
+        return [s.but(fast=schedule.fast) for s in guesses(plan, device, mode)]
 
     def reduced(self, plan: RecurrentPlan, schedule: RecurrentSchedule) -> RecurrentSchedule:
         """Blocks no larger than a smaller problem needs."""
         p = min(schedule.block_p, power_of_two(plan.row_count))
         r = min(schedule.block_r, max(power_of_two(plan.column_count) // 2, 1))
+        if schedule.dot:
+            return schedule.but(block_k=max(power_of_two(plan.column_count), LEAST))
         return schedule.but(block_p=p, block_r=r, block_k=depth_block(plan, p, r, schedule.warps))
 
     def needs(self, plan: RecurrentPlan, schedule: RecurrentSchedule) -> Needs:
-        """One tile of a product at a time stays in registers; warps exchange its sums through shared memory."""
-        shares = -(-plan.column_count // schedule.block_r)
-        waits = shares > 1 and bool(plan.exchanged)
-        programs = shares * -(-plan.row_count // schedule.block_p) if waits else 0
+        """One tile of a product at a time stays in registers; warps exchange its sums through shared memory.
+
+        On tensor cores weights stay in shared memory.
+        """
         tile = schedule.block_p * schedule.block_r
+        programs = programs_of(plan, schedule) if waiting(plan, schedule) > 1 else 0
+        if schedule.dot:
+            return AtOnce(shared_bytes(plan, schedule), schedule.warps, tile, 192, programs)
         values = tile * max(schedule.block_k if plan.products else 1, len(plan.products))
         return AtOnce(4 * tile * schedule.warps, schedule.warps, values, 192, programs)
 

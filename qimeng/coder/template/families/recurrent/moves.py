@@ -7,11 +7,12 @@ checked by whoever asks.
 from __future__ import annotations
 
 from qimeng.coder.template.families.common import check_special
-from qimeng.coder.template.families.recurrent.defaults import depth_block
+from qimeng.coder.template.families.recurrent.defaults import GUESSES, depth_block, dots, exact, takes_tensor_cores
 from qimeng.coder.template.families.recurrent.plan import RecurrentPlan
-from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
+from qimeng.coder.template.families.recurrent.schedule import LEAST, RecurrentSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
+from qimeng.errors import IllegalAction
 from qimeng.family import Move
 
 RecurrentMove = Move[RecurrentPlan, RecurrentSchedule]
@@ -34,10 +35,9 @@ class Tiling(RecurrentMove):
         found = []
         for p, r in self.table.get(param, ()):
             rows, units = int(schedule.block_p * p), int(schedule.block_r * r)
-            if 1 <= rows <= power_of_two(plan.row_count) and 1 <= units <= power_of_two(plan.column_count):
-                for warps in (8, 4, 16):
-                    k = depth_block(plan, rows, units, warps)
-                    found.append(schedule.but(block_p=rows, block_r=units, block_k=k, warps=warps))
+            most = max(power_of_two(plan.row_count), LEAST if schedule.dot else 1)
+            if 1 <= rows <= most and 1 <= units <= power_of_two(plan.column_count):
+                found += [_cut(plan, schedule, rows, units, warps) for warps in (8, 4, 16)]
         return found
 
 
@@ -49,11 +49,11 @@ class Split(RecurrentMove):
         factors = {"more": (0.5, 0.25), "fewer": (2, 4)}.get(param, ())
         sizes = [int(schedule.block_r * f) for f in factors]
         sizes = [r for r in sizes if 1 <= r <= power_of_two(plan.column_count)]
-        return [schedule.but(block_r=r, block_k=depth_block(plan, schedule.block_p, r, schedule.warps)) for r in sizes]
+        return [_cut(plan, schedule, schedule.block_p, r, schedule.warps) for r in sizes]
 
 
 class Pipeline(RecurrentMove):
-    """Other depths of the pipeline, where programs do not wait; other numbers of warps."""
+    """Depths of the pipeline, where programs do not wait; other numbers of warps."""
 
     def schedules(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device) -> Found:
         """Depths of 1 to 6; warps from 1 to 16, and what their lanes share."""
@@ -61,9 +61,30 @@ class Pipeline(RecurrentMove):
             depths = () if plan.exchanged else (1, 2, 3, 4, 6)
             return [schedule.but(stages=n) for n in depths if n != schedule.stages]
         others = [w for w in (1, 2, 4, 8, 16) if w != schedule.warps] if param == "warps" else []
-        p, r = schedule.block_p, schedule.block_r
-        found = [schedule.but(warps=w, block_k=depth_block(plan, p, r, w)) for w in others]
-        return [schedule.but(by_result=not schedule.by_result), *found] if plan.exchanged and found else found
+        found = [_cut(plan, schedule, schedule.block_p, schedule.block_r, w) for w in others]
+        if not found or not plan.exchanged or schedule.dot:
+            return found
+        return [schedule.but(by_result=not schedule.by_result), *found]
+
+
+class Precision(RecurrentMove):
+    """Products of fp32 on tensor cores, or as multiply-adds."""
+
+    def check(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device, mode: str) -> None:
+        """TF32 only where PyTorch may take it: in its own layers, or in mode ``high``."""
+        if plan.itemsize != 4 or not plan.exchanged or param not in ("tf32", "ieee"):
+            raise IllegalAction(f"tf32 and ieee are choices for products of float32, not {param} for {plan.dtype}")
+        if schedule.dot == (param == "tf32"):
+            raise IllegalAction(f"{param} is what the region has")
+        if param == "tf32" and not takes_tensor_cores(plan, mode):
+            raise IllegalAction(f"tf32 keeps 11 bits of 24; mode {mode!r} asks for fp32 (mode 'high' allows it)")
+        if param == "tf32" and not dots(plan, device):
+            raise IllegalAction(f"the weights of {plan.column_count} units do not fit in {device.name}'s shared memory")
+
+    def schedules(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device) -> Found:
+        """The best guesses."""
+        found = dots(plan, device) if param == "tf32" else exact(plan, device)
+        return [s.but(fast=schedule.fast) for s in found[: GUESSES + 1]]
 
 
 class Special(RecurrentMove):
@@ -78,9 +99,21 @@ class Special(RecurrentMove):
         return [schedule.but(fast=param == "fast")]
 
 
+def _cut(plan: RecurrentPlan, s: RecurrentSchedule, rows: int, units: int, warps: int) -> RecurrentSchedule:
+    """Other blocks, with products in steps that fit."""
+    k = s.block_k if s.dot else depth_block(plan, rows, units, warps)
+    return s.but(block_p=rows, block_r=units, block_k=k, warps=warps)
+
+
 def moves() -> dict[str, RecurrentMove]:
     """Kind of action to the move that carries it out."""
-    return {"tiling": Tiling(), "split": Split(), "pipeline": Pipeline(), "special": Special()}
+    return {
+        "tiling": Tiling(),
+        "split": Split(),
+        "pipeline": Pipeline(),
+        "precision": Precision(),
+        "special": Special(),
+    }
 
 
-__all__ = ["Pipeline", "Special", "Split", "Tiling", "moves"]
+__all__ = ["Pipeline", "Precision", "Special", "Split", "Tiling", "moves"]

@@ -1,7 +1,8 @@
 """How the recurrent family reads a loop: products of states with weights, and pointwise operators around them.
 
-All values of a step are matrices of sequences (rows) and units (columns). Deals in axes and in what each input of the
-loop is for. Knows nothing about schedules or kernel text.
+All values of a step are matrices of sequences (rows) and units (columns), or several such matrices, the groups, each
+with weights of its own. Deals in axes and in what each input of the loop is for. Knows nothing about schedules or
+kernel text.
 """
 
 from __future__ import annotations
@@ -23,21 +24,34 @@ from qimeng.graph.ops import VIEWS
 from qimeng.graph.region import Region, call_text
 
 
+@dataclass(frozen=True, order=True)
+class Term:
+    """A state that a product reads.
+
+    Attributes:
+        state: its number.
+        behind: the group whose state it is, counted back from the one that reads it; zeros where there is none.
+    """
+
+    state: int
+    behind: int = 0
+
+
 @dataclass(frozen=True)
 class Product:
-    """``state @ weight.T + bias`` in every step; inputs of the loop by number.
+    """``cat(terms) @ weight + bias`` in every step; inputs of the loop by number.
 
     Attributes:
         source: number of the nest's source that stands for its result.
-        state: number of the state.
-        weight: of shape [units, depth].
+        terms: states side by side.
+        weight: of shape [units, depth], or [groups, depth, units].
         bias: of shape [units]; None where there is none.
     """
 
     source: int
-    state: int
+    terms: tuple[Term, ...]
     weight: int
-    bias: int | None
+    bias: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,7 @@ class RecurrentPlan(RowPlan):
         parts: what a step reads of the inputs.
         states: for each state the number of the nest's source that stands for it.
         results: for each next state, then for each stacked value, the number of the nest's output.
+        groups: the axes and the number of the matrices of a state; None where it is one.
         after: lines that make views of the loop's results, and the text of each output of the region.
     """
 
@@ -79,12 +94,33 @@ class RecurrentPlan(RowPlan):
     parts: tuple[Part, ...]
     states: tuple[int, ...]
     results: tuple[int, ...]
+    groups: Group | None
     after: tuple[tuple[str, ...], tuple[str, ...]]
 
     @property
     def exchanged(self) -> tuple[int, ...]:
         """Numbers of the states that products read, whole rows of them."""
-        return tuple(sorted({p.state for p in self.products}))
+        return tuple(sorted({t.state for t in self.terms}))
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """What products read, each once."""
+        return tuple(dict.fromkeys(t for p in self.products for t in p.terms))
+
+    @property
+    def tiles(self) -> int:
+        """Number of weights of [units, units] that a group has."""
+        return sum(len(p.terms) for p in self.products)
+
+    @property
+    def group_count(self) -> int:
+        """Number of matrices of a state."""
+        return self.groups[1] if self.groups else 1
+
+    @property
+    def coupled(self) -> bool:
+        """Whether groups read each other's states."""
+        return any(t.behind for t in self.terms)
 
     @property
     def special(self) -> tuple[str, ...]:
@@ -116,13 +152,14 @@ def plan_recurrent(region: Region) -> RecurrentPlan:
     step = step_graph(loop, metas)
     reading = _Reading(loop, metas, step, shape)
     nest = build_nest(RULES, Region(step, reading.pointwise, _outputs(step)), reading.sources)
-    rows, columns = _groups(nest, shape, bool(reading.products))
+    groups, rows, columns = _groups(nest, shape, bool(reading.products))
     number = {v.node: i for i, v in enumerate(_outputs(step))}
     kept = [*loop.following, *(name for name, _ in loop.stacked)]
     dtype = metas[int(loop.starts[0][1:])].dtype
     return RecurrentPlan(
         region, nest, loads, rows, columns, 0, len(nest.outputs), len(nest.sources), "r", _size(dtype), node, loop,
-        metas, tuple(reading.products), tuple(reading.parts), reading.states, tuple(number[n] for n in kept), after,
+        metas, tuple(reading.products), tuple(reading.parts), reading.states, tuple(number[n] for n in kept), groups,
+        after,
     )  # fmt: skip
 
 
@@ -139,7 +176,11 @@ class _Reading:
             raise Unsupported("states of different shapes or dtypes")
         states = [Meta(shape, row_major(shape), m.dtype) for m in starts]
         self.states = tuple(self._source(f"s{i}", m) for i, m in enumerate(states))
+        self._terms: dict[str, tuple[Term, ...]] = {f"s{i}": (Term(i),) for i in range(len(states))}
+        self._cut: dict[str, int] = {}
         rest = [line for line in loop.body if not self._taken(line)]
+        if any(n in self._cut or n in self._terms and n[0] != "s" for line in rest for n in line.names()):
+            raise Unsupported("states put together for something else than a product")
         for name in dict.fromkeys(n for line in rest for n in line.names() if n[0] == "x"):
             self.parts.append(Part(self._source(name, metas[int(name[1:])]), int(name[1:])))
         self.pointwise = tuple(line.name for line in rest)
@@ -160,27 +201,55 @@ class _Reading:
             return True
         if any(isinstance(a, At) for a in line.args):
             raise Unsupported(f"{line.target} at a place that changes from step to step")
-        if line.target != "aten.linear.default":
-            return False
-        names = [a.text for a in line.args if isinstance(a, Name)]
-        if names[0][0] != "s" or any(n[0] != "x" for n in names[1:]):
+        if line.target == "aten.linear.default":
+            names = [a.text for a in line.args if isinstance(a, Name)]
+            if len(self._shape) != 2:
+                raise Unsupported(f"products of states of shape {self._shape}, not sequences and units")
+            return self._product(line, names, self._step.meta(Value(names[1])).shape[:1])
+        if line.target == "aten.bmm.default" and len(self._shape) == 3:
+            names = [a.text for a in line.args if isinstance(a, Name)]
+            return self._product(line, names, self._step.meta(Value(names[1])).shape[::2])
+        return self._is_put_together(line)
+
+    def _product(self, line: Line, names: list[str], units: tuple[int, ...]) -> bool:
+        terms = self._terms.get(names[0], ())
+        if not terms or any(n[0] != "x" for n in names[1:]):
             raise Unsupported("a product of something else than a state and a weight")
-        if len(self._shape) != 2 or self._shape[1] < 2:
+        if self._shape[-1] < 2:
             raise Unsupported(f"products of states of shape {self._shape}, not sequences and units")
         if self._step.meta(Value(line.name)).shape != self._shape:
             raise Unsupported(f"a product of shape {self._step.meta(Value(line.name)).shape}, states of {self._shape}")
         bias = int(names[2][1:]) if len(names) > 2 else None
         source = self._source(line.name, self._step.meta(Value(line.name)))
-        self.products.append(Product(source, int(names[0][1:]), int(names[1][1:]), bias))
+        self.products.append(Product(source, terms, int(names[1][1:]), bias))
         return True
+
+    def _is_put_together(self, line: Line) -> bool:
+        """Whether the line puts states side by side, or moves each to the next group, for products to read."""
+        name, rest = next(iter(line.names()), ""), list(line.args[1:])
+        last = len(self._shape) - 1
+        if line.target == "aten.slice.Tensor" and last == 2 and rest == [0, 0, self._shape[0] - 1]:
+            terms = self._terms.get(name, ())
+            if len(terms) == 1 and not terms[0].behind:
+                self._cut[line.name] = terms[0].state
+        elif line.target == "aten.constant_pad_nd.default" and name in self._cut:
+            if rest == [(0, 0, 0, 0, 1, 0), 0.0]:
+                self._terms[line.name] = (Term(self._cut[name], 1),)
+        elif line.target == "aten.cat.default" and rest == [last]:
+            parts = [self._terms.get(n, ()) for n in line.names()]
+            if all(parts):
+                self._terms[line.name] = tuple(t for part in parts for t in part)
+        return line.name in self._terms or line.name in self._cut
 
 
 def _outputs(step: OpGraph) -> tuple[Value, ...]:
     return tuple(v for v in step.outputs if isinstance(v, Value))
 
 
-def _groups(nest: Nest, shape: tuple[int, ...], products: bool) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Rows and columns of every value of a step; the nest is finished with that.
+def _groups(
+    nest: Nest, shape: tuple[int, ...], products: bool
+) -> tuple[Group | None, tuple[Group, ...], tuple[Group, ...]]:
+    """Groups, rows and columns of every value of a step; the nest is finished with that.
 
     With products these are sequences and units, each one axis; otherwise all elements are columns but those that a part
     of the input repeats.
@@ -199,11 +268,12 @@ def _groups(nest: Nest, shape: tuple[int, ...], products: bool) -> tuple[tuple[G
         raise Unsupported("values of a step that do not share their axes")
     if not products:
         groups = groups_of(nest, order)
-        return tuple(groups[:-1]), tuple(groups[-1:])
-    rows, columns = next(iter(dims))
-    if len(rows) > 1 or len(columns) != 1:
-        raise Unsupported("sequences or units that are more than one axis")
-    return tuple([(rows, shape[0])] if rows else []), ((columns, shape[1]),)
+        return None, tuple(groups[:-1]), tuple(groups[-1:])
+    *outer, rows, columns = next(iter(dims))
+    if len(rows) > 1 or len(columns) != 1 or any(len(axes) != 1 for axes in outer):
+        raise Unsupported("groups, sequences or units that are not one axis each")
+    group = (outer[0], shape[0]) if outer else None
+    return group, tuple([(rows, shape[-2])] if rows else []), ((columns, shape[-1]),)
 
 
 def _after(region: Region, node: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -228,4 +298,4 @@ def accumulated(plan: RecurrentPlan) -> str:
     return compute_dtype(plan.metas[int(plan.loop.starts[0][1:])].dtype)
 
 
-__all__ = ["Loads", "Part", "Product", "RecurrentPlan", "accumulated", "plan_recurrent"]
+__all__ = ["Loads", "Part", "Product", "RecurrentPlan", "Term", "accumulated", "plan_recurrent"]

@@ -7,7 +7,7 @@ time, which CUDA guarantees (or refuses) for a cooperative launch (Diamos et al.
 in registers the same way). Triton's interpreter runs programs one by one, so there each step is a launch of its own.
 Products are sums of plain multiply-adds, in fp32 for half types. Where states are exchanged the loop is not pipelined,
 as none may be read before the others have written it; what the next step reads of the inputs is loaded, and what this
-one returns is stored, between the signal to the others and the wait for them.
+one returns is stored, between the signal to the others and the wait for them. Groups have programs of their own.
 
 Triton gives the lanes of a warp what lies side by side in memory: terms of a product. Where each lane is to have a
 result of its own (`RecurrentSchedule.by_result`), addresses contain a zero that the compiler does not know, so that
@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import re
 
-from qimeng.coder.template.families.recurrent.plan import Part, Product, RecurrentPlan, accumulated
-from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
+from qimeng.coder.template.families.recurrent.plan import Part, Product, RecurrentPlan, Term, accumulated
+from qimeng.coder.template.families.recurrent.schedule import LEAST, MOST_PRODUCTS, RecurrentSchedule
 from qimeng.coder.template.nest.axes import strides_of
+from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton import ops
-from qimeng.coder.template.triton.emitter import Emitter, without_unused
+from qimeng.coder.template.triton.emitter import Emitter, Walk, without_unused
+from qimeng.coder.template.triton.rounding import ROUND
 from qimeng.coder.template.triton.row_pieces import Pieces
 from qimeng.family import Unsupported
 from qimeng.graph.opgraph import row_major
@@ -45,38 +47,40 @@ class _Printer:
     def __init__(self, plan: RecurrentPlan, schedule: RecurrentSchedule, prefix: str):
         self.plan, self.schedule, self.prefix = plan, schedule, prefix
         self.pieces = Pieces(plan, schedule, prefix)
-        self.shares = self.pieces.steps
+        self.shares, self.groups = self.pieces.steps, plan.group_count
         self.type = ops.TRITON_DTYPE[accumulated(plan)]
         self.stored = ops.TRITON_DTYPE[plan.metas[int(plan.loop.starts[0][1:])].dtype]
         self.sequences, self.units = plan.row_count, plan.column_count
-        self.depth = max([plan.metas[p.weight].shape[1] for p in plan.products], default=0)
-        if self.depth and self.depth != self.units:
-            raise Unsupported(f"weights of depth {self.depth} for states of {self.units} units")
+        depth = {plan.metas[p.weight].shape[1] // len(p.terms) for p in plan.products} or {0}
+        if depth not in ({0}, {self.units}):
+            raise Unsupported(f"weights of depth {max(depth)} for states of {self.units} units")
+        self.depth = max(depth)
         self.whole = schedule.block_k >= self.depth
-        self.held = schedule.holds(len(plan.products), self.depth)
+        if schedule.dot and (why := _no_tensor_cores(plan, schedule)):
+            raise Unsupported(f"products on tensor cores: {why}")
+        self.held = schedule.holds(plan.tiles, self.depth)
+        self.together = self.shares * (self.groups if plan.coupled else 1)  # programs that wait for each other
 
     # -- the kernel
 
     def _body(self) -> list[str]:
-        p, plan = self.pieces, self.plan
-        rows, row_walks = p.rows(f"pid // {self.shares}")
-        columns, column_walks = p.columns(f"pid % {self.shares}")
-        em = p.emitter(row_walks + column_walks)
-        mask = em.mask("pr")
-        self.guard = f", mask={mask}" if mask else ""
+        plan = self.plan
+        lines, em = self._places()
+        self.guard = self._masked(em.mask("pr")).removesuffix(", other=0.0")
         expr, shape, *_ = plan.nest.outputs[0]
         self.place = em.offset(strides_of(plan.nest.axes, expr.dims, row_major(shape)), "pr")
-        lines = ["pid = tl.program_id(0)", *rows, *columns]
         for i, source in enumerate(plan.states):
             begin = f"s{i}_ptr + (first % 2) * {self._state_size()} + {self.place}"
-            lines.append(f"h{i} = tl.load({begin}{self._masked(mask)}).to({self.type})")
+            lines.append(f"h{i} = tl.load({begin}{self._masked(em.mask('pr'))}).to({self.type})")
             self._define(em, source, f"h{i}")
+        lines += self._matrices() if self.schedule.dot else []
         for number, product in enumerate(plan.products):
             lines += self._before(number, product, em)
             self._define(em, product.source, f"d{number}")
         lines += [f"x{part.source}_ptr = a{part.input}_ptr" for part in plan.parts if part.place is None]
         moving = [part for part in plan.parts if part.place is not None]
         if plan.exchanged:
+            lines += self._alike(em)
             fetched = self._fetched(moving, em)
             lines += ["at = first", *fetched] if fetched else []
             step = self._products(em) + self._results(em, fetched)
@@ -90,16 +94,36 @@ class _Printer:
                 lines.append(f"tl.store({end}, h{i}.to({self.stored}){self.guard})")
         return lines
 
+    def _places(self) -> tuple[list[str], Emitter]:
+        """Lines that set which units and sequences of which group a program has, and an emitter that knows them."""
+        p, plan = self.pieces, self.plan
+        rows, row_walks = p.rows(f"pid // {self.shares * self.groups}")
+        columns, column_walks = p.columns(f"pid % {self.shares}")
+        lines = ["pid = tl.program_id(0)", *rows, *columns]
+        if plan.groups:
+            lines.append(f"group = (pid // {self.shares}) % {self.groups}")
+            row_walks = [Walk("group", *plan.groups), *row_walks]
+        return lines, p.emitter(row_walks + column_walks)
+
     def _define(self, em: Emitter, source: int, name: str) -> None:
         for e in self.plan.nest.exprs:
             if e.op == "load" and e.param == source:
                 em.define(e, name)
 
     def _state_size(self) -> int:
-        return self.sequences * self.units
+        return self.groups * self.sequences * self.units
 
     def _masked(self, mask: str) -> str:
         return f", mask={mask}, other=0.0" if mask else ""
+
+    def _alike(self, em: Emitter) -> list[str]:
+        """Lines that load what every step reads alike."""
+        plan = self.plan
+        sources = {part.source for part in plan.parts if part.place is None}
+        for e in plan.nest.exprs:
+            if e.op == "load" and e.param in sources:
+                em.value(e)
+        return self.pieces.flush(em)
 
     def _fetched(self, moving: list[Part], em: Emitter) -> list[str]:
         """Lines that load what step `at` reads of the inputs into variables that the step takes them from."""
@@ -123,43 +147,58 @@ class _Printer:
         along = f"{begin}tl.arange(0, KB)[None, None, :]"
         return f"({along}) ^ zero" if self.schedule.by_result else along
 
-    def _weight(self, product: Product) -> str:
-        """The tile [1, RB, KB] of a weight as a load."""
-        unit, along = self.plan.metas[product.weight].stride
+    def _weight(self, product: Product, term: int) -> str:
+        """The tile [1, RB, KB] of the weights of a term as a load."""
+        group, along, unit = self._strides(product)
         masks = ["k < " + str(self.depth)] if self.depth % self.schedule.block_k else []
         masks += ["r_mask[:, :, None]"] if self.units % self.schedule.block_r else []
         guard = f", mask={' & '.join(f'({m})' for m in masks)}, other=0.0" if masks else ""
-        return f"tl.load(a{product.weight}_ptr + r[:, :, None] * {unit} + k * {along}{guard}).to({self.type})"
+        place = f"a{product.weight}_ptr" + (f" + group * {group}" if group else "")
+        place += f" + {term * self.depth * along}" if term else ""
+        return f"tl.load({place} + r[:, :, None] * {unit} + k * {along}{guard}).to({self.type})"
+
+    def _strides(self, product: Product) -> tuple[int, int, int]:
+        """Of a weight: from group to group, along its depth, from unit to unit."""
+        stride = self.plan.metas[product.weight].stride
+        return (stride[0], stride[1], stride[2]) if self.plan.groups else (0, stride[1], stride[0])
 
     def _before(self, number: int, product: Product, em: Emitter) -> list[str]:
         """What a product reads once for all steps: its bias, and its weights where they fit."""
         lines = ["zero = first >> 30"] if number == 0 and self.schedule.by_result else []
-        lines += [f"k = {self._lanes()}"] if number == 0 and self.whole else []
+        lines += [f"k = {self._lanes()}"] if number == 0 and self.whole and not self.schedule.dot else []
         if product.bias is not None:
             (stride,) = self.plan.metas[product.bias].stride
             guard = self._masked(em.mask("r"))
             lines.append(f"b{number} = tl.load(a{product.bias}_ptr + r * {stride}{guard}).to({self.type})")
-        return [*lines, f"m{number} = {self._weight(product)}"] if self.held else lines
+        held = range(len(product.terms)) if self.held and not self.schedule.dot else ()
+        return [*lines, *(f"m{number}_{j} = {self._weight(product, j)}" for j in held)]
+
+    def _read(self, term: Term, em: Emitter) -> str:
+        """The line that loads the rows of a state that products read."""
+        own = " + r[:, :, None] * zero" if self.schedule.by_result else ""
+        masks = [f"k < {self.depth}"] if self.depth % self.schedule.block_k else []
+        masks += ["p_mask[:, :, None]"] if em.mask("p") else []
+        masks += [f"(group >= {term.behind}) & (k >= 0)"] if term.behind else []
+        guard = f", mask={' & '.join(f'({m})' for m in masks)}, other=0.0" if masks else ""
+        row = f"({self.pieces.row_number()})[:, :, None] * {self.units}"
+        place = f"s{term.state}_ptr + (t % 2) * {self._state_size()}"
+        if self.plan.groups:
+            place += f" + (group - {term.behind}) * {self.sequences * self.units}"
+        return f'{_rows_of(term)} = tl.load({place} + {row} + k{own}{guard}, cache_modifier=".cg").to({self.type})'
 
     def _products(self, em: Emitter) -> list[str]:
         """The products of a step."""
-        plan, masks = self.plan, []
+        plan = self.plan
         if not plan.products:
             return []
-        if self.depth % self.schedule.block_k:
-            masks.append(f"k < {self.depth}")
-        if em.mask("p"):
-            masks.append("p_mask[:, :, None]")
-        guard = f", mask={' & '.join(f'({m})' for m in masks)}, other=0.0" if masks else ""
-        row = f"({self.pieces.row_number()})[:, :, None] * {self.units}"
-        own, inside = (" + r[:, :, None] * zero" if self.schedule.by_result else ""), list[str]()
-        for i in plan.exchanged:
-            place = f"s{i}_ptr + (t % 2) * {self._state_size()} + {row} + k{own}"
-            inside.append(f'g{i} = tl.load({place}{guard}, cache_modifier=".cg").to({self.type})')
+        if self.schedule.dot:
+            return self._dots(em)
+        inside = [self._read(term, em) for term in plan.terms]
         sign = "=" if self.whole else "+="
         for n, product in enumerate(plan.products):
-            weight = f"m{n}" if self.held else self._weight(product)
-            inside.append(f"d{n} {sign} tl.sum(g{product.state} * {weight}, axis=2)")
+            weights = [f"m{n}_{j}" if self.held else self._weight(product, j) for j in range(len(product.terms))]
+            terms = [f"{_rows_of(t)} * {w}" for t, w in zip(product.terms, weights, strict=True)]
+            inside.append(f"d{n} {sign} tl.sum({' + '.join(terms)}, axis=2)")
         if not self.whole:
             starts = [f"d{n} = tl.zeros((PB, RB), {self.type})" for n in range(len(plan.products))]
             inside = [f"k = {self._lanes('step + ')}", *inside]
@@ -168,8 +207,61 @@ class _Printer:
                 f"for step in tl.range(0, {self.depth}, KB, num_stages=1):",
                 *[f"    {line}" for line in inside],
             ]
-        bias = [f"d{n} = d{n} + b{n}" for n, product in enumerate(plan.products) if product.bias is not None]
-        return inside + bias
+        return inside + self._biases()
+
+    def _biases(self) -> list[str]:
+        return [f"d{n} = d{n} + b{n}" for n, product in enumerate(self.plan.products) if product.bias is not None]
+
+    # -- products on tensor cores: the weights of all products side by side, units first
+
+    def _matrices(self) -> list[str]:
+        """For each term a matrix [KB, RB * products]; zeros where a product does not read it."""
+        plan, columns = self.plan, power_of_two(len(self.plan.products))
+        lines = [
+            "k = tl.arange(0, KB)[None, :]",
+            "row = tl.arange(0, KB)[:, None]",
+            f"column = tl.arange(0, RB * {columns})[None, :]",
+            f"unit, product = (pid % {self.shares}) * RB + column // {columns}, column % {columns}",
+        ]
+        for i, term in enumerate(plan.terms):
+            loads = []
+            for n, product in enumerate(plan.products):
+                for j in [j for j, t in enumerate(product.terms) if t == term]:
+                    group, along, unit = self._strides(product)
+                    place = f"a{product.weight}_ptr" + (f" + group * {group}" if group else "")
+                    place += f" + {j * self.depth * along}" if j else ""
+                    mask = f"(product == {n}) & (row < {self.depth}) & (unit < {self.units})"
+                    loads.append(f"tl.load({place} + unit * {unit} + row * {along}, mask={mask}, other=0.0)")
+            lines += [f"w{i} = {loads[0]}", *(f"w{i} += {load}" for load in loads[1:])]
+            lines += [f"w{i} = {self._operand(f'w{i}')}"]
+        return lines
+
+    def _dots(self, em: Emitter) -> list[str]:
+        """The products of a step, each a matrix [PB, RB]."""
+        plan, count = self.plan, power_of_two(len(self.plan.products))
+        lines = list[str]()
+        for term in plan.terms:
+            masks = [f"k < {self.depth}"] if self.depth % self.schedule.block_k else []
+            masks += ["p_mask"] if em.mask("p") else []
+            masks += [f"(group >= {term.behind}) & (k >= 0)"] if term.behind else []
+            guard = f", mask={' & '.join(f'({m})' for m in masks)}, other=0.0" if masks else ""
+            place = f"s{term.state}_ptr + (t % 2) * {self._state_size()}"
+            place += f" + (group - {term.behind}) * {self.sequences * self.units}" if plan.groups else ""
+            place += f" + ({self.pieces.row_number()}) * {self.units} + k"
+            lines.append(f'{_rows_of(term)} = tl.load({place}{guard}, cache_modifier=".cg")')
+        for i, term in enumerate(plan.terms):
+            total, precision = ", total" if i else "", ', input_precision="tf32"' if self.stored == "tl.float32" else ""
+            lines.append(f"total = tl.dot({self._operand(_rows_of(term))}, w{i}{total}{precision})")
+        lines += ["d0 = total"] if count == 1 else []
+        lines += ["d0, d1 = tl.split(tl.reshape(total, (PB, RB, 2)))"] if count == 2 else []
+        if count == 4:
+            lines.append("even, odd = tl.split(tl.reshape(total, (PB, RB, 2, 2)))")
+            lines += ["d0, d2 = tl.split(even)", "d1, d3 = tl.split(odd)"]
+        return lines + self._biases()
+
+    def _operand(self, text: str) -> str:
+        """A matrix as tensor cores should take it: they cut fp32 off after TF32's significand."""
+        return text if self.stored != "tl.float32" else f"{self.prefix}_round({text})"
 
     def _results(self, em: Emitter, fetched: list[str]) -> list[str]:
         """Exchange states, store what a step returns, let states follow; `fetched` loads what the next step reads."""
@@ -200,21 +292,22 @@ class _Printer:
 
     def _signal(self) -> list[str]:
         """Say that the states of this step are where the next one reads them."""
-        if self.shares == 1:
+        if self.together == 1:
             return ["tl.debug_barrier()"]
-        add = f'tl.atomic_add(flags_ptr + pid // {self.shares}, 1, sem="release")'
+        add = f'tl.atomic_add(flags_ptr + pid // {self.together}, 1, sem="release")'
         return ["if t + 1 < last:", "    tl.debug_barrier()", f"    {add}"]
 
     def _wait(self) -> list[str]:
         """Go on when the others have said so."""
-        if self.shares == 1:
+        if self.together == 1:
             return []
-        ask = f'tl.atomic_add(flags_ptr + pid // {self.shares}, 0, sem="acquire")'
+        flag = f"flags_ptr + pid // {self.together}"
         return [
             "if t + 1 < last:",
-            f"    done = {ask}",
-            f"    while done < (t + 1 - first) * {self.shares}:",
-            f"        done = {ask}",
+            f"    done = tl.load({flag}, volatile=True)",
+            f"    while done < (t + 1 - first) * {self.together}:",
+            f"        done = tl.load({flag}, volatile=True)",
+            f'    tl.atomic_add({flag}, 0, sem="acquire")  # what the others wrote before is seen from here on',
             "    tl.debug_barrier()",
         ]
 
@@ -234,7 +327,10 @@ class _Printer:
         kernel = f"@triton.jit\ndef {self.prefix}_steps({', '.join(params)}, "
         kernel += "PB: tl.constexpr, RB: tl.constexpr, KB: tl.constexpr):\n"
         kernel += "".join(f"    {line}\n" for line in lines)
-        return "\n".join([*self.pieces.helpers, kernel, self._entry(texts, [table[name] for name in params])])
+        rounding = [ROUND.format(prefix=self.prefix)] if f"{self.prefix}_round" in kernel else []
+        return "\n".join(
+            [*self.pieces.helpers, *rounding, kernel, self._entry(texts, [table[name] for name in params])]
+        )
 
     def _entry(self, texts: list[str], arguments: list[str]) -> str:
         """The entry function: views, states, outputs, the launch."""
@@ -248,13 +344,15 @@ class _Printer:
         for k in range(len(plan.loop.stacked)):
             _, shape, _, dtype = plan.nest.outputs[plan.results[len(plan.states) + k]]
             lines.append(f"z{k} = torch.empty({(plan.loop.count, *shape)}, dtype=torch.{dtype}, device={device})")
-        waits = self.shares > 1 and bool(plan.exchanged)
+        waits = self.together > 1 and bool(plan.exchanged)
+        programs = self.pieces.programs * self.groups * self.shares
         if waits:
-            lines.append(f"flags_ptr = torch.zeros({self.pieces.programs}, dtype=torch.int32, device={device})")
+            count = programs // self.together
+            lines.append(f"flags_ptr = torch.zeros({count}, dtype=torch.int32, device={device})")
         count = plan.loop.count
         together = ", launch_cooperative_grid=True" if waits else ""
         options = f"PB={s.block_p}, RB={s.block_r}, KB={s.block_k}, num_warps={s.warps}{together}"
-        launch = f"{self.prefix}_steps[({self.pieces.programs * self.shares},)]({', '.join(arguments)}, {options})"
+        launch = f"{self.prefix}_steps[({programs},)]({', '.join(arguments)}, {options})"
         lines += [
             f'span = 1 if {device}.type == "cpu" else {count}',
             f"for first in range(0, {count}, span):",
@@ -267,6 +365,21 @@ class _Printer:
         lines += [f"found = ({''.join(f'{r}, ' for r in results)})", *views]
         head = f"def {self.prefix}_run({', '.join(f'x{i}' for i in range(len(plan.region.inputs)))}):"
         return "\n".join([head, *[f"    {line}" for line in lines], f"    return ({', '.join(outputs)},)"]) + "\n"
+
+
+def _no_tensor_cores(plan: RecurrentPlan, s: RecurrentSchedule) -> str:
+    """Why tensor cores cannot compute the products under `s`; empty where they can."""
+    if plan.metas[int(plan.loop.starts[0][1:])].dtype == "float64" or not 1 <= len(plan.products) <= MOST_PRODUCTS:
+        return f"{len(plan.products)} products of {plan.metas[int(plan.loop.starts[0][1:])].dtype}"
+    few = min(s.block_p, s.block_k, s.block_r * power_of_two(len(plan.products)))
+    if few < LEAST or s.block_k < plan.column_count:
+        return f"blocks of {s.block_p} sequences, {s.block_r} units and {s.block_k} terms"
+    return ""
+
+
+def _rows_of(term: Term) -> str:
+    """The variable with the rows of a state that products read."""
+    return f"g{term.state}" + (f"_{term.behind}" if term.behind else "")
 
 
 __all__ = ["print_recurrent"]

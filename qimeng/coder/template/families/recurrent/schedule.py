@@ -19,6 +19,10 @@ HELD_BY_RESULT, WARPS = 128, 8
 none, GRU's 96 take 238 (the same compiler, one direction)."""
 
 
+LEAST, MOST_PRODUCTS = 16, 4
+"""Sequences that a program has at least where products are on tensor cores, and products at most."""
+
+
 @dataclass(frozen=True)
 class RecurrentSchedule(Schedule):
     """How the sequences of a batch and the units of a state are shared among programs.
@@ -31,6 +35,7 @@ class RecurrentSchedule(Schedule):
         warps: warps a program.
         by_result: lanes of a warp have different results, and each adds up its own; otherwise they share the terms of a
             result, which takes shuffles, and all of them compute what follows.
+        dot: products on tensor cores, whose programs have at least `LEAST` sequences; fp32 is rounded to TF32.
         stages: depth of software pipelining, for loops whose programs do not wait for each other.
         fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
     """
@@ -41,11 +46,14 @@ class RecurrentSchedule(Schedule):
     block_k: int = power_of_two(256)
     warps: int = power_of_two(8)
     by_result: bool = False
+    dot: bool = False
     stages: int = count(1)
     fast: bool = False
 
     def holds(self, products: int, depth: int) -> bool:
         """Whether a thread holds the weights of so many products of `depth` terms from step to step."""
+        if self.dot:  # in shared memory, where they do not fit
+            return True
         rows, most = (self.block_p, HELD_BY_RESULT) if self.by_result and self.warps <= WARPS else (1, HELD)
         a_thread = rows * self.block_r * self.block_k * products / (32 * self.warps)
         return self.block_k >= depth and a_thread <= most
@@ -61,4 +69,4 @@ class RecurrentSchedule(Schedule):
         return 1
 
 
-__all__ = ["RecurrentSchedule"]
+__all__ = ["LEAST", "MOST_PRODUCTS", "RecurrentSchedule"]
