@@ -21,7 +21,7 @@ from torch import nn
 from qimeng.actions import Context, legal_actions
 from qimeng.backend.registry import implementation_source
 from qimeng.coder.template.coder import TemplateCoder
-from qimeng.coder.template.families.recurrent.defaults import candidates
+from qimeng.coder.template.families.recurrent.defaults import candidates, takes_tensor_cores
 from qimeng.coder.template.families.recurrent.family import AtOnce, Recurrent
 from qimeng.coder.template.families.recurrent.plan import RecurrentPlan, Term, plan_recurrent
 from qimeng.coder.template.families.recurrent.printer import print_recurrent
@@ -186,13 +186,13 @@ def test_products_are_on_tensor_cores_where_eagers_may_be(mode: str) -> None:
     _, _, layer = plan_of("stack", lambda: nn.LSTM(128, 256, 6), (64, 10, 128))
     _, _, loop = plan_of("by hand", LOOPS["by hand"][0], *LOOPS["by hand"][1])
     _, _, half = plan_of("half", lambda: nn.GRU(64, 128, dtype=torch.bfloat16), (64, 10, 64))
-    firsts = [candidates(plan, H200, mode)[0] for plan in (layer, loop, half)]
-    assert [s.dot for s in firsts] == [mode != "highest", mode == "high", True]
-    family = Recurrent()
-    for plan, schedule in zip((layer, loop, half), firsts, strict=True):
-        assert family.needs(plan, schedule).refusal(H200) is None
-    assert "input_precision" in print_recurrent(layer, candidates(layer, H200, "high")[0], "k").source
-    assert "input_precision" not in print_recurrent(half, firsts[2], "k").source
+    taken = [takes_tensor_cores(plan, mode) for plan in (layer, loop, half)]
+    assert taken == [mode != "highest", mode == "high", True]
+    first, other = candidates(layer, H200, mode)[0], candidates(half, H200, mode)[0]
+    assert (first.dot, other.dot) == (mode != "highest", True)
+    assert Recurrent().needs(layer, first).refusal(H200) is None
+    assert ("input_precision" in print_recurrent(layer, first, "k").source) is first.dot
+    assert "input_precision" not in print_recurrent(half, other, "k").source
 
 
 def test_many_sequences_of_a_stack_have_programs_that_fit() -> None:
