@@ -21,7 +21,7 @@ from torch import nn
 from qimeng.actions import Context, legal_actions
 from qimeng.backend.registry import implementation_source
 from qimeng.coder.template.coder import TemplateCoder
-from qimeng.coder.template.families.recurrent.defaults import candidates, takes_tensor_cores
+from qimeng.coder.template.families.recurrent.defaults import candidates, exact, takes_tf32
 from qimeng.coder.template.families.recurrent.family import AtOnce, Recurrent
 from qimeng.coder.template.families.recurrent.plan import RecurrentPlan, Term, plan_recurrent
 from qimeng.coder.template.families.recurrent.printer import print_recurrent
@@ -57,6 +57,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[Shape, ...]]] = {
     "gru in bf16": (lambda: nn.GRU(8, 24, dtype=torch.bfloat16), ((6, 5, 8),)),
     "lstm in fp64": (lambda: nn.LSTM(8, 24, dtype=torch.float64), ((6, 5, 8),)),
 }
+INFINITE = {"a stack of gru"}
+"""Layers whose first state has an infinity, which products that do not read it must not meet as NaN."""
 SCHEDULES = [
     RecurrentSchedule(block_p=1, block_r=64, block_k=64, warps=4),
     RecurrentSchedule(block_p=4, block_r=8, block_k=64, warps=4),
@@ -64,6 +66,7 @@ SCHEDULES = [
     RecurrentSchedule(block_p=4, block_r=8, block_k=64, warps=4, by_result=True),
     RecurrentSchedule(block_p=1, block_r=16, block_k=8, warps=4, by_result=True),
     RecurrentSchedule(block_p=16, block_r=16, block_k=64, warps=4, dot=True),
+    RecurrentSchedule(block_p=16, block_r=32, block_k=64, warps=4, dot=True, precision="tf32"),
 ]
 
 
@@ -163,7 +166,7 @@ def test_a_loop_is_printed_again_with_fewer_steps() -> None:
 
 def test_programs_that_wait_run_at_the_same_time() -> None:
     _, _, plan = plan_of("lstm", lambda: nn.LSTM(128, 256), (64, 10, 128))
-    found = candidates(plan, H200, "highest")
+    found = candidates(plan, H200)
     family = Recurrent()
     assert found and all(family.needs(plan, s).refusal(H200) is None for s in found[:6])
     small = RecurrentSchedule(block_p=1, block_r=2, block_k=256)
@@ -173,7 +176,7 @@ def test_programs_that_wait_run_at_the_same_time() -> None:
 
 def test_lanes_have_results_of_their_own_where_weights_are_held() -> None:
     _, _, plan = plan_of("lstm", lambda: nn.LSTM(128, 256), (64, 10, 128))
-    first, second, *_ = candidates(plan, H200, "highest")
+    first, second, *_ = exact(plan, H200)
     assert first.by_result and not second.by_result
     assert first.holds(plan.tiles, 256), "neither reads weights in each step"
     assert not first.but(block_k=128).holds(plan.tiles, 256)
@@ -182,23 +185,20 @@ def test_lanes_have_results_of_their_own_where_weights_are_held() -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "highest", "high"])
-def test_products_are_on_tensor_cores_where_eagers_may_be(mode: str) -> None:
+def test_tf32_is_for_products_that_eager_may_round(mode: str) -> None:
     _, _, layer = plan_of("stack", lambda: nn.LSTM(128, 256, 6), (64, 10, 128))
     _, _, loop = plan_of("by hand", LOOPS["by hand"][0], *LOOPS["by hand"][1])
     _, _, half = plan_of("half", lambda: nn.GRU(64, 128, dtype=torch.bfloat16), (64, 10, 64))
-    taken = [takes_tensor_cores(plan, mode) for plan in (layer, loop, half)]
-    assert taken == [mode != "highest", mode == "high", True]
-    first, other = candidates(layer, H200, mode)[0], candidates(half, H200, mode)[0]
-    assert (first.dot, other.dot) == (mode != "highest", True)
-    assert Recurrent().needs(layer, first).refusal(H200) is None
-    assert ("input_precision" in print_recurrent(layer, first, "k").source) is first.dot
-    assert "input_precision" not in print_recurrent(half, other, "k").source
+    assert [takes_tf32(p, mode) for p in (layer, loop, half)] == [mode != "highest", mode == "high", False]
+    for plan, precision in ((layer, "fp16x3"), (half, "")):
+        first = candidates(plan, H200)[0]
+        assert first.dot and Recurrent().needs(plan, first).refusal(H200) is None
+        assert ("k_halves" in print_recurrent(plan, first, "k").source) is bool(precision)
 
 
 def test_many_sequences_of_a_stack_have_programs_that_fit() -> None:
     _, _, plan = plan_of("stack", lambda: nn.LSTM(8, 16, 6), (30, 4000, 8))
-    for mode in ("default", "highest"):
-        assert candidates(plan, H200, mode)
+    assert candidates(plan, H200)
 
 
 def test_every_move_leads_to_kernels_that_fit() -> None:
@@ -250,25 +250,34 @@ def _rows(device: str, rounds: int = 1) -> Iterator[dict[str, Any]]:
         ]
         space: dict[str, Any] = {"torch": torch}
         exec(region.function(), space)
-        wanted = space["region"](*(x.double() if x.is_floating_point() else x for x in inputs))
+        start = region.inputs.index(plan.node.args[int(plan.loop.starts[0][1:])]) if name in INFINITE else 0
         for schedule in takes(plan, SCHEDULES if device == "cuda" else some(number)):
             row: dict[str, Any] = {"case": name, "schedule": str(schedule)}
+            given = [x.clone(memory_format=torch.preserve_format) for x in inputs]
+            if name in INFINITE:
+                given[start].view(-1)[1] = torch.inf
+            wanted = space["region"](*(x.double() if x.is_floating_point() else x for x in given))
             try:
                 made = print_recurrent(plan, schedule, "k")
                 call = getattr(load_source(implementation_source(made), "recurrent"), made.entry)
                 for _ in range(rounds):
-                    pairs = list(zip(call(*inputs), wanted, strict=True))
-                    error = max(float((a.double() - b).abs().max()) for a, b in pairs)
+                    pairs = list(zip(call(*given), wanted, strict=True))
                     yield row | {
-                        "error": error,
+                        "error": max(error_of(a, b) for a, b in pairs),
                         "layout": all(a.shape == b.shape and a.stride() == b.stride() for a, b in pairs),
                     }
             except Exception:  # noqa: BLE001 - a row must come back whatever a kernel does
                 yield row | {"raised": traceback.format_exc()[-1500:]}
 
 
+def error_of(actual: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference; infinite where one is no number, or infinite, and the other is not."""
+    off = (actual.double() - wanted).abs().nan_to_num(torch.inf, torch.inf)
+    return float(torch.where((actual == wanted) | (actual.isnan() & wanted.isnan()), 0.0, off).max())
+
+
 def limit(row: dict[str, Any]) -> float:
-    case, rounded = row["case"], "dot=True" in row["schedule"]
+    case, rounded = row["case"], "tf32" in row["schedule"]
     return 2e-2 if "bf16" in case or rounded else 1e-12 if "fp64" in case else 4e-6
 
 
@@ -280,7 +289,7 @@ def rows(once: Callable[..., Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("case", LAYERS)
 def test_every_cut_is_right(rows: list[dict[str, Any]], case: str) -> None:
     mine = [r for r in rows if r["case"] == case]
-    assert len(mine) >= len(SCHEDULES) - 2
+    assert len(mine) >= len(SCHEDULES) - 3
     for row in mine:
         assert "raised" not in row, f"{row['schedule']}: {row['raised']}"
         assert row["error"] < limit(row) and row["layout"], row

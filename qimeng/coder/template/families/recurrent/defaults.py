@@ -40,31 +40,33 @@ DOT_CYCLES, DOT_RATE = 500, 187
 and states of 256 units on an H200 (2.5 to 6.6 µs a step)."""
 
 
-def default_schedule(plan: RecurrentPlan, device: Device, mode: str) -> RecurrentSchedule:
+def default_schedule(plan: RecurrentPlan, device: Device) -> RecurrentSchedule:
     """The one with the shortest steps by the figures above."""
-    return candidates(plan, device, mode)[0]
+    return candidates(plan, device)[0]
 
 
-def guesses(plan: RecurrentPlan, device: Device, mode: str) -> list[RecurrentSchedule]:
+def guesses(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
     """The next best ones."""
-    return candidates(plan, device, mode)[1 : GUESSES + 1]
+    return candidates(plan, device)[1 : GUESSES + 1]
 
 
-def candidates(plan: RecurrentPlan, device: Device, mode: str) -> list[RecurrentSchedule]:
+def candidates(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
     """Every cut whose programs run at the same time, the best guess first."""
     if not plan.exchanged:
         return apart(plan)
-    return [*(dots(plan, device) if takes_tensor_cores(plan, mode) else ()), *exact(plan, device)]
+    return [*dots(plan, device), *exact(plan, device)]
 
 
-def takes_tensor_cores(plan: RecurrentPlan, mode: str) -> bool:
-    """Whether products may be on tensor cores: of half types, and of fp32 where PyTorch may round it to TF32."""
-    return plan.itemsize == 2 or plan.itemsize == 4 and precision_of([plan.node.packet], mode) == "high"
+def takes_tf32(plan: RecurrentPlan, mode: str) -> bool:
+    """Whether PyTorch may round products to TF32."""
+    return plan.itemsize == 4 and precision_of([plan.node.packet], mode) == "high"
 
 
 def dots(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
     """Cuts with products on tensor cores, the best guess first."""
     found, products = list[RecurrentSchedule](), power_of_two(len(plan.products))
+    if plan.itemsize > 4:
+        return found
     k = max(power_of_two(plan.column_count), LEAST)
     for p in (LEAST, 2 * LEAST, 4 * LEAST) if products <= MOST_PRODUCTS else ():
         for shift in range(power_of_two(plan.column_count).bit_length()):
@@ -115,8 +117,8 @@ def waiting(plan: RecurrentPlan, s: RecurrentSchedule) -> int:
 
 def shared_bytes(plan: RecurrentPlan, s: RecurrentSchedule) -> int:
     """Shared memory of a program with products on tensor cores: its weights, and the states that it reads."""
-    held = s.block_r * power_of_two(len(plan.products))
-    return (held * len(plan.terms) + s.block_p) * s.block_k * plan.itemsize
+    held, planes = s.block_r * power_of_two(len(plan.products)), 1.5 if plan.itemsize == 4 else 1
+    return int((held + planes * s.block_p) * len(plan.terms) * s.block_k * plan.itemsize)
 
 
 def apart(plan: RecurrentPlan) -> list[RecurrentSchedule]:
@@ -163,6 +165,6 @@ __all__ = [
     "guesses",
     "programs_of",
     "shared_bytes",
-    "takes_tensor_cores",
+    "takes_tf32",
     "waiting",
 ]

@@ -67,14 +67,14 @@ class Recurrent(Family[RecurrentPlan, RecurrentSchedule]):
         return any(is_loop(n) for n in region.ops)
 
     def default(self, plan: RecurrentPlan, device: Device, mode: str) -> RecurrentSchedule:
-        """By the sizes of the batch and the states; on tensor cores where PyTorch's own layers may use them."""
-        return default_schedule(plan, device, mode).but(fast=fast_by_default(plan.nest, device))
+        """By the sizes of the batch and the states, on tensor cores in fp32's precision."""
+        return default_schedule(plan, device).but(fast=fast_by_default(plan.nest, device))
 
     def guesses(
         self, plan: RecurrentPlan, schedule: RecurrentSchedule, device: Device, mode: str
     ) -> list[RecurrentSchedule]:
         """Other cuts of the states."""
-        return [s.but(fast=schedule.fast) for s in guesses(plan, device, mode)]
+        return [s.but(fast=schedule.fast) for s in guesses(plan, device)]
 
     def reduced(self, plan: RecurrentPlan, schedule: RecurrentSchedule) -> RecurrentSchedule:
         """Blocks no larger than a smaller problem needs."""

@@ -7,13 +7,16 @@ checked by whoever asks.
 from __future__ import annotations
 
 from qimeng.coder.template.families.common import check_special
-from qimeng.coder.template.families.recurrent.defaults import GUESSES, depth_block, dots, exact, takes_tensor_cores
+from qimeng.coder.template.families.recurrent.defaults import GUESSES, depth_block, dots, exact, takes_tf32
 from qimeng.coder.template.families.recurrent.plan import RecurrentPlan
 from qimeng.coder.template.families.recurrent.schedule import LEAST, RecurrentSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
 from qimeng.family import Move
+
+PRECISIONS = ("fp16x3", "tf32")
+"""How tensor cores take fp32."""
 
 RecurrentMove = Move[RecurrentPlan, RecurrentSchedule]
 Found = list[RecurrentSchedule]
@@ -68,23 +71,25 @@ class Pipeline(RecurrentMove):
 
 
 class Precision(RecurrentMove):
-    """Products of fp32 on tensor cores, or as multiply-adds."""
+    """Products of fp32 on tensor cores, in parts or rounded, or as multiply-adds."""
 
     def check(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device, mode: str) -> None:
         """TF32 only where PyTorch may take it: in its own layers, or in mode ``high``."""
-        if plan.itemsize != 4 or not plan.exchanged or param not in ("tf32", "ieee"):
-            raise IllegalAction(f"tf32 and ieee are choices for products of float32, not {param} for {plan.dtype}")
-        if schedule.dot == (param == "tf32"):
+        if plan.itemsize != 4 or not plan.exchanged or param not in ("ieee", *PRECISIONS):
+            raise IllegalAction(f"ieee, fp16x3 and tf32 are choices for products of float32, not {param}")
+        if (schedule.precision if schedule.dot else "ieee") == param:
             raise IllegalAction(f"{param} is what the region has")
-        if param == "tf32" and not takes_tensor_cores(plan, mode):
+        if param == "tf32" and not takes_tf32(plan, mode):
             raise IllegalAction(f"tf32 keeps 11 bits of 24; mode {mode!r} asks for fp32 (mode 'high' allows it)")
-        if param == "tf32" and not dots(plan, device):
+        if param != "ieee" and not dots(plan, device):
             raise IllegalAction(f"the weights of {plan.column_count} units do not fit in {device.name}'s shared memory")
 
     def schedules(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device) -> Found:
-        """The best guesses."""
-        found = dots(plan, device) if param == "tf32" else exact(plan, device)
-        return [s.but(fast=schedule.fast) for s in found[: GUESSES + 1]]
+        """The same blocks and the best guesses."""
+        if param == "ieee":
+            return [s.but(fast=schedule.fast) for s in exact(plan, device)[: GUESSES + 1]]
+        guesses = [s.but(fast=schedule.fast, precision=param) for s in dots(plan, device)[:GUESSES]]
+        return [schedule.but(precision=param), *guesses] if schedule.dot else guesses
 
 
 class Special(RecurrentMove):

@@ -31,6 +31,22 @@ from qimeng.family import Unsupported
 from qimeng.graph.opgraph import row_major
 from qimeng.program.program import Implementation
 
+HALVES = '''
+@triton.jit
+def {prefix}_power(x):
+    """The power of two below a magnitude, between 2^-100 and 2^100."""
+    power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    return tl.minimum(tl.maximum(power, 7.888609052210118e-31), 1.2676506002282294e30)
+
+
+@triton.jit
+def {prefix}_halves(x):
+    """fp32 of magnitudes below 2 as two fp16, the lower one times 2048; that of an infinity is zero."""
+    high = x.to(tl.float16)
+    low = tl.where(tl.abs(x) < float("inf"), (x - high.to(tl.float32)) * 2048, 0.0)
+    return high, low.to(tl.float16)
+'''
+
 
 def print_recurrent(plan: RecurrentPlan, schedule: RecurrentSchedule, prefix: str) -> Implementation:
     """The implementation of a region under `schedule`.
@@ -59,6 +75,7 @@ class _Printer:
         if schedule.dot and (why := _no_tensor_cores(plan, schedule)):
             raise Unsupported(f"products on tensor cores: {why}")
         self.held = schedule.holds(plan.tiles, self.depth)
+        self.scheme = schedule.precision if self.stored == "tl.float32" else ""  # on tensor cores
         self.together = self.shares * (self.groups if plan.coupled else 1)  # programs that wait for each other
 
     # -- the kernel
@@ -232,9 +249,20 @@ class _Printer:
                     place += f" + {j * self.depth * along}" if j else ""
                     mask = f"(product == {n}) & (row < {self.depth}) & (unit < {self.units})"
                     loads.append(f"tl.load({place} + unit * {unit} + row * {along}, mask={mask}, other=0.0)")
-            lines += [f"w{i} = {loads[0]}", *(f"w{i} += {load}" for load in loads[1:])]
-            lines += [f"w{i} = {self._operand(f'w{i}')}"]
+            lines += [f"w{i} = {loads[0]}", *(f"w{i} += {load}" for load in loads[1:]), *self._weights(i)]
         return lines
+
+    def _weights(self, number: int) -> list[str]:
+        """Lines that make of a matrix what tensor cores take."""
+        w = f"w{number}"
+        if self.scheme == "fp16x3":
+            return [
+                f"t{number} = {self.prefix}_power(tl.max(tl.abs({w}), 1))[:, None]",
+                f"u{number} = {self.prefix}_power(tl.max(tl.abs({w} / t{number}), 0))[None, :]",
+                f"{w}, {w}_low = {self.prefix}_halves({w} / t{number} / u{number})",
+                f"t{number} = tl.reshape(t{number}, (1, KB))",
+            ]
+        return [f"{w} = {self.prefix}_round({w})"] if self.scheme == "tf32" else []
 
     def _dots(self, em: Emitter) -> list[str]:
         """The products of a step, each a matrix [PB, RB]."""
@@ -250,8 +278,11 @@ class _Printer:
             place += f" + ({self.pieces.row_number()}) * {self.units} + k"
             lines.append(f'{_rows_of(term)} = tl.load({place}{guard}, cache_modifier=".cg")')
         for i, term in enumerate(plan.terms):
-            total, precision = ", total" if i else "", ', input_precision="tf32"' if self.stored == "tl.float32" else ""
-            lines.append(f"total = tl.dot({self._operand(_rows_of(term))}, w{i}{total}{precision})")
+            lines += self._dot(i, _rows_of(term), f"total{i}")
+            reads = " | ".join(f"(product == {n})" for n, p in enumerate(plan.products) if term in p.terms)
+            if any(term not in p.terms for p in plan.products):  # zeros times an infinity are no zeros
+                lines.append(f"total{i} = tl.where({reads}, total{i}, 0.0)")
+        lines.append(f"total = {' + '.join(f'total{i}' for i in range(len(plan.terms)))}")
         lines += ["d0 = total"] if count == 1 else []
         lines += ["d0, d1 = tl.split(tl.reshape(total, (PB, RB, 2)))"] if count == 2 else []
         if count == 4:
@@ -259,9 +290,22 @@ class _Printer:
             lines += ["d0, d2 = tl.split(even)", "d1, d3 = tl.split(odd)"]
         return lines + self._biases()
 
-    def _operand(self, text: str) -> str:
-        """A matrix as tensor cores should take it: they cut fp32 off after TF32's significand."""
-        return text if self.stored != "tl.float32" else f"{self.prefix}_round({text})"
+    def _dot(self, number: int, rows: str, total: str) -> list[str]:
+        """The product of a state's rows with matrix `number`."""
+        w = f"w{number}"
+        if self.scheme == "tf32":  # tensor cores cut fp32 off after TF32's significand
+            return [f'{total} = tl.dot({self.prefix}_round({rows}), {w}, input_precision="tf32")']
+        if not self.scheme:
+            return [f"{total} = tl.dot({rows}, {w})"]
+        return [
+            f"{rows} = {rows} * t{number}",
+            f"size = tl.max(tl.where(tl.abs({rows}) < float('inf'), tl.abs({rows}), 0.0), 1)[:, None]",
+            f"size = {self.prefix}_power(size)",
+            f"high, low = {self.prefix}_halves({rows} * (1.0 / size))",
+            "finite = tl.where(tl.abs(high.to(tl.float32)) < float('inf'), high, 0.0)",
+            f"small = tl.dot(low, {w}) + tl.dot(finite, {w}_low)",
+            f"{total} = (tl.dot(high, {w}) + small * {1 / 2048}) * size * u{number}",
+        ]
 
     def _results(self, em: Emitter, fetched: list[str]) -> list[str]:
         """Exchange states, store what a step returns, let states follow; `fetched` loads what the next step reads."""
@@ -327,10 +371,9 @@ class _Printer:
         kernel = f"@triton.jit\ndef {self.prefix}_steps({', '.join(params)}, "
         kernel += "PB: tl.constexpr, RB: tl.constexpr, KB: tl.constexpr):\n"
         kernel += "".join(f"    {line}\n" for line in lines)
-        rounding = [ROUND.format(prefix=self.prefix)] if f"{self.prefix}_round" in kernel else []
-        return "\n".join(
-            [*self.pieces.helpers, *rounding, kernel, self._entry(texts, [table[name] for name in params])]
-        )
+        more = [text for name, text in (("round", ROUND), ("halves", HALVES)) if f"{self.prefix}_{name}" in kernel]
+        helpers = [*self.pieces.helpers, *(text.format(prefix=self.prefix) for text in more)]
+        return "\n".join([*helpers, kernel, self._entry(texts, [table[name] for name in params])])
 
     def _entry(self, texts: list[str], arguments: list[str]) -> str:
         """The entry function: views, states, outputs, the launch."""

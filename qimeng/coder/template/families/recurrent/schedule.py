@@ -35,7 +35,9 @@ class RecurrentSchedule(Schedule):
         warps: warps a program.
         by_result: lanes of a warp have different results, and each adds up its own; otherwise they share the terms of a
             result, which takes shuffles, and all of them compute what follows.
-        dot: products on tensor cores, whose programs have at least `LEAST` sequences; fp32 is rounded to TF32.
+        dot: products on tensor cores, whose programs have at least `LEAST` sequences.
+        precision: how these take fp32: ``"fp16x3"`` (three products of halves, about fp32's accuracy) or ``"tf32"``;
+            half types are taken as they are.
         stages: depth of software pipelining, for loops whose programs do not wait for each other.
         fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
     """
@@ -47,6 +49,7 @@ class RecurrentSchedule(Schedule):
     warps: int = power_of_two(8)
     by_result: bool = False
     dot: bool = False
+    precision: str = "fp16x3"
     stages: int = count(1)
     fast: bool = False
 
