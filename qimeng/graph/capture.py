@@ -26,6 +26,7 @@ from qimeng.graph import refusals
 from qimeng.graph.checks import Check, hold
 from qimeng.graph.constant_masks import with_named_masks
 from qimeng.graph.convert import CaptureError, ValuesNeeded, converted
+from qimeng.graph.counters import counted_together
 from qimeng.graph.decompose import decomposed
 from qimeng.graph.experts.assumed import Assumed
 from qimeng.graph.experts.capture import LoopStays, all_rows, stacked
@@ -352,7 +353,7 @@ def _graph(
         gather_picked(exported)
         choose_by_masks(exported)
         choose_in_rows(exported)
-        return stacked(converted(exported, others, structure, leaves, floats, attributes), sums)
+        return stacked(counted_together(converted(exported, others, structure, leaves, floats, attributes)), sums)
 
     try:
         with _without_lines():

@@ -14,7 +14,9 @@ Deals in errors and in when to stop. Knows nothing about how trials are made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.errors.error_budget import Expected
@@ -27,7 +29,9 @@ NEARBY_ELEMENTS, FEWEST = 1 << 22, 4
 leave little to luck, unless a few elements whose terms nearly cancel decide everything."""
 FAR = (256.0, 64.0, 16.0)
 """Multiples of the budget above which an error gets no further look: at first, after one more look, and from then on.
-If a single rounding decides everything, as with two nearly equal logits, eager may be lucky once, but hardly twice."""
+If a single rounding decides everything, as with two nearly equal logits, eager may be lucky once, but hardly twice.
+The error beside columns is not asked in the first `FEWEST` looks: what a ReLU leaves of a channel near zero may be
+nothing but rounding, in eager's result as in a candidate's, and beside a column of zeros it has no bound."""
 
 
 def most_nearby(elements: int) -> int:
@@ -45,7 +49,8 @@ def second_look(error: Error, expected: Callable[[], Expected], look: Callable[[
     """
     looks = 0
     while not error.within(expected().budget):
-        if not error.within(expected().budget * FAR[min(looks, len(FAR) - 1)]) or not look():
+        most = expected().budget * FAR[min(looks, len(FAR) - 1)]
+        if not error.within(replace(most, across=math.inf) if looks < FEWEST else most) or not look():
             return None
         looks += 1
     return expected()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qimeng.envs.errors import error_budget
-from qimeng.envs.errors.accuracy import Error
+from qimeng.envs.errors.accuracy import Error, measure
 from qimeng.envs.errors.error_budget import Expected
 from qimeng.envs.errors.float64 import NEARBY, Near, move_nearby, nearby
 from qimeng.envs.errors.nearby_inputs import FAR, NEARBY_TRIALS, most_nearby, second_look
@@ -252,6 +252,28 @@ def test_a_second_look_ends_as_soon_as_it_can_and_is_refused_to_what_is_far_off(
         assert len(asked) == (1, 2, 5)[number], "one more look for what is far off, two for what is nearer"
     assert second_look(Error(float("nan"), 1e-6), lambda: expected[0], look) is None and len(asked) == 5
     assert most_nearby(10) == NEARBY_TRIALS and most_nearby(1 << 20) == 4 and most_nearby(1 << 30) == 4
+
+
+def test_a_channel_that_is_nothing_but_rounding_gets_more_looks():
+    """What a ReLU leaves of a channel near zero: zeros in one result, rounding in the other, in eager's as well."""
+    value = torch.rand(64, 8)
+    value[:, 3] = 0.0
+    candidate, eager = value.clone(), value.clone()
+    candidate[5, 3], eager[9, 3] = 1e-7, 2e-7
+    error, own = measure(candidate, value), measure(eager, value)
+    assert error.max < 1e-6 and error.across > 1e4, "the column has no scale"
+    floor = Error(1e-5, 1e-5, 1e-5, 1e-5)
+    for unlucky, passes in ((2, True), (5, False)):
+        expected, asked = [Expected(value, Error(), floor)], []
+
+        def look(unlucky=unlucky, expected=expected, asked=asked) -> bool:
+            asked.append(1)
+            seen = own if len(asked) == unlucky else Error()
+            expected[0] = expected[0].widened(Expected(value, seen, floor))
+            return True
+
+        assert (second_look(error, lambda expected=expected: expected[0], look) is not None) is passes
+        assert len(asked) == min(unlucky, 4)
 
 
 def near_miss(trial: Trial, share: float) -> torch.Tensor:

@@ -22,6 +22,9 @@ FEW = 16
 GUESSES = 5
 """Schedules that lowering measures beside the plain one."""
 
+FALLBACKS = 2
+"""How many of these are multiply-adds, where tensor cores have their own."""
+
 CYCLES_A_MS = 1.7e6
 """Cycles of a multiprocessor in a millisecond."""
 
@@ -54,7 +57,9 @@ def candidates(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
     """Every cut whose programs run at the same time, the best guess first."""
     if not plan.exchanged:
         return apart(plan)
-    return [*dots(plan, device), *exact(plan, device)]
+    fast, plain = dots(plan, device), exact(plan, device)
+    first = GUESSES - FALLBACKS + 1
+    return [*fast[:first], *plain[:FALLBACKS], *fast[first:], *plain[FALLBACKS:]]
 
 
 def takes_tf32(plan: RecurrentPlan, mode: str) -> bool:
