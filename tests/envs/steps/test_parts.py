@@ -145,7 +145,7 @@ def test_kernels_that_are_wrong_are_written_once_in_the_precision_of_fp32() -> N
 
 
 LAYERS = Action("algebra", (), "layers")
-RECURRENT = capture_spec(KernelSpec.of(torch.nn.GRU(8, 8, 2), (torch.rand(3, 2, 8),)))
+RECURRENT = capture_spec(KernelSpec.of(torch.nn.GRU(8, 8, 2, bidirectional=True), (torch.rand(3, 2, 8),)))
 
 
 def loops(made: Session) -> list[str]:
