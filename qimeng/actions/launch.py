@@ -12,7 +12,8 @@ from qimeng.actions.registry import register
 from qimeng.errors import IllegalAction
 from qimeng.graph.ops import category
 from qimeng.interfaces import Action
-from qimeng.program.launch import CUDA_GRAPH, copied_bytes, obstacle
+from qimeng.program.lanes import lanes_of
+from qimeng.program.launch import CUDA_GRAPH, STREAMS, copied_bytes, obstacle
 from qimeng.program.program import Program
 
 LAUNCH_US = 10.0
@@ -22,26 +23,30 @@ LAUNCH_US = 10.0
 class Launch(Kind):
     """Launch all kernels of a call at once, as a recorded CUDA graph, or one by one.
 
-    args: ``cuda-graph`` or ``one-by-one``.
+    args: ``cuda-graph``, ``streams`` (a CUDA graph in which independent branches run at the same time) or
+    ``one-by-one``.
     rewrite: ``a(x); b(); c()`` -> ``static_x.copy_(x); graph.replay(); return static_y.clone()``
     """
 
     name = "launch"
-    options = (CUDA_GRAPH, "one-by-one")
+    options = (CUDA_GRAPH, STREAMS, "one-by-one")
 
     def proposals(self, program: Program, context: Context) -> Iterator[Action]:
-        """The one that the program does not have."""
-        if not program.fallback:
-            yield Action(self.name, (), "one-by-one" if program.launch else CUDA_GRAPH)
+        """Those that the program does not have."""
+        for option in self.options if not program.fallback else ():
+            if option != (program.launch or "one-by-one"):
+                yield Action(self.name, (), option)
 
     def check(self, program: Program, action: Action, context: Context) -> None:
         """Legal on CUDA where nothing waits in the middle of a call, and copies cost less than launches."""
         if action.param not in self.options:
             raise IllegalAction(f"launch has no option {action.param!r}; known: {', '.join(self.options)}")
-        if (action.param == CUDA_GRAPH) == bool(program.launch):
+        if action.param == (program.launch or "one-by-one"):
             raise IllegalAction(f"the kernels are launched {program.launch or 'one by one'} already")
         if action.param == "one-by-one":
             return
+        if action.param == STREAMS and lanes_of(program.graph, program.regions).count == 1:
+            raise IllegalAction(f"the {len(program.called)} regions have no two branches that could run side by side")
         device, launches = context.device, most_launches(program)
         if device.kind != "cuda":
             raise IllegalAction(f"a CUDA graph needs CUDA, {device.name} is {device.kind}")
@@ -59,7 +64,7 @@ class Launch(Kind):
 
     def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
         """The same program, launched otherwise."""
-        launch = CUDA_GRAPH if action.param == CUDA_GRAPH else ""
+        launch = action.param if action.param != "one-by-one" else ""
         return GraphRewrite(launch=launch, note=f"{len(program.called)} regions launched {launch or 'one by one'}")
 
 

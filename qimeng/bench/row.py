@@ -138,8 +138,8 @@ class Row:
         compiled_best_mode: its name.
         generated_share: share of the device time in generated kernels, 0 to 1.
         library_share: share of the device time in implementations by a library, such as TorchInductor's, 0 to 1.
-        launch: ``"cuda-graph"`` where the whole call is a recorded CUDA graph; empty where kernels are launched one by
-            one.
+        launch: ``"cuda-graph"``, or ``"streams"`` with branches side by side, where the whole call is a recorded CUDA
+            graph; empty where kernels are launched one by one.
         flops: floating-point operations of the matrix products.
         floor_ms: the roofline's bound in milliseconds (`qimeng.envs.cost.roofline.floor_ms`).
         peak_bytes: peak device memory of a call of the candidate beyond inputs and parameters.

@@ -122,6 +122,9 @@ class HeuristicPlanner(Planner):
         if (launch := self._launch(o)) is not None or not _measured(o):
             return launch
         tried, called = tried_before(o), o.program.called
+        streams = Action("launch", (), "streams")  # where launches are what a call waits for, branches may share it
+        if o.program.launch and streams in o.actions and streams not in tried:
+            return streams
         whole = Action("library", (called[0].id,) if len(called) == 1 else (), "inductor")
         compiled = any(a.kind == "library" and a.param == whole.param for a in tried)
         return whole if whole in o.actions and not compiled else None

@@ -18,8 +18,10 @@ from qimeng.graph.region import Region, literal
 from qimeng.graph.state import settled_nodes
 from qimeng.program.face import arrange, call_constants, face_runtime, refuse_gradients
 from qimeng.program.implementation import Implementation
+from qimeng.program.lanes import RUNTIME as LANES
+from qimeng.program.lanes import Lanes, lanes_of
 from qimeng.program.launch import RUNTIME as LAUNCH
-from qimeng.program.launch import launch_call
+from qimeng.program.launch import STREAMS, launch_call
 from qimeng.program.recurrent import recurrent_section
 from qimeng.program.runtime import CARRY, DEVICE, HEADER, INTERPRETER, RUNTIME, STATE, STATE_CHANGES
 from qimeng.program.settled import Settled, is_settled, settled_section
@@ -59,6 +61,7 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]],
         + recurrent_section(graph)
         + "".join(settled_section(graph, parts))
         + (LAUNCH if launch else "")
+        + (LANES if launch == STREAMS else "")
     )
     return header.replace("\n\n\n\n", "\n\n\n") + body + _model(graph, parts, launch)
 
@@ -127,7 +130,8 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launc
     compute = ['        prepared = vars(self)["_qimeng_prepared"]'] if functions else []
     unsure = uncertain(parts)
     compute += _settled_call(graph, settled, names, f"prepared[{len(prepared)}]", unsure) if settled else []
-    compute += _calls(graph, parts, names, by_region, unsure)
+    lanes = lanes_of(graph, [region for region, _ in parts]) if launch == STREAMS else None
+    compute += _calls(graph, parts, names, by_region, unsure, lanes)
     compute += _mutations(graph, names)
     results = [o for o in graph.outputs if isinstance(o, Value)]
     if launch:
@@ -155,7 +159,8 @@ def _settled_call(
     call = f"{', '.join(names[v] for v in settled.outputs)}, = {function}({given})"
     made = any(not region.inputs for region, _ in settled.parts)  # nothing says where to make its tensors
     lines = ["        with device:", f"            {call}"] if made else [f"        {call}"]
-    return [*lines, *(f"        {with_strides(graph, v, names[v])}" for v in settled.outputs if v in unsure)]
+    laid_out = [f"        {names[v]} = {with_strides(graph, v, names[v])}" for v in settled.outputs if v in unsure]
+    return [*lines, *laid_out]
 
 
 def _calls(
@@ -164,15 +169,20 @@ def _calls(
     names: dict[Value, str],
     by_region: dict[int, str],
     unsure: set[Value],
+    lanes: Lanes | None = None,
 ) -> list[str]:
-    """The lines that compute the regions one after the other; their results are entered into `names`."""
-    lines: list[str] = []
+    """The lines that compute the regions, on `lanes` or one after the other; their results are entered into `names`.
+
+    What was computed on one stream may be read on another until all have ended, and is kept so long.
+    """
+    lines = [f"        {lanes.begin()}"] if lanes else []
     last_use = _last_uses(graph, parts)
     held_back = _lazily_read(graph, parts)
     for k, (region, impl) in enumerate(parts):
         if is_settled(graph, region):
             continue
-        lines += [f"        {names[v]} = _in_memory({names[v]})" for v in held_back[k]]
+        for v in held_back[k]:
+            lines.append(_line(names[v], f"_in_memory({names[v]})", k, lanes))
         arguments = [names[v] for v in region.inputs]
         if impl.prepare:
             packed = ", ".join(names[region.inputs[i]] for i in impl.prepare_inputs)
@@ -181,16 +191,21 @@ def _calls(
         for v in region.outputs:
             names[v] = f"t{len(names)}"
             targets.append(names[v])
-        call = f"{', '.join(targets)}, = {impl.entry}({', '.join(arguments)})"
+        call = _line(f"{', '.join(targets)},", f"{impl.entry}({', '.join(arguments)})", k, lanes)
         if all(graph.nodes[v.node].kind == "scalar" for v in region.inputs):  # nothing says where to make its tensors
-            lines += ["        with device:", f"            {call}"]
+            lines += ["        with device:", f"    {call}"]
         else:
-            lines.append(f"        {call}")
-        lines += [f"        {with_strides(graph, v, names[v])}" for v in region.outputs if v in unsure]
+            lines.append(call)
+        lines += [_line(names[v], with_strides(graph, v, names[v]), k, lanes) for v in region.outputs if v in unsure]
         dead = [names[v] for v in last_use.get(k, ())]
-        if dead:
+        if dead and not lanes:
             lines.append(f"        del {', '.join(dead)}")
-    return lines
+    return [*lines, "        lanes.join()"] if lanes else lines
+
+
+def _line(target: str, text: str, number: int, lanes: Lanes | None) -> str:
+    """The line that gives `target` what `text` computes, for the region of that number."""
+    return f"        {target} = {lanes.call(number, text) if lanes else text}"
 
 
 def _has_kernels(parts: Sequence[tuple[Region, Implementation]]) -> bool:

@@ -14,7 +14,8 @@ from qimeng.graph.memory import memory_of
 from qimeng.graph.opgraph import Node, OpGraph, Value, values_in
 from qimeng.graph.ops import category
 
-CUDA_GRAPH = "cuda-graph"
+CUDA_GRAPH, STREAMS = "cuda-graph", "streams"
+"""One launch for all kernels, in a row or with independent ones side by side (`qimeng.program.lanes`)."""
 
 WAITS = frozenset(
     f"aten.{name}"
@@ -157,4 +158,4 @@ def launch_call(state: bool, updated: Sequence[str], inputs: Sequence[str], outp
     ]
 
 
-__all__ = ["CUDA_GRAPH", "RUNTIME", "copied_bytes", "launch_call", "obstacle"]
+__all__ = ["CUDA_GRAPH", "RUNTIME", "STREAMS", "copied_bytes", "launch_call", "obstacle"]

@@ -21,7 +21,7 @@ from qimeng.graph.state import settled_nodes
 from qimeng.program.emit import emit_program
 from qimeng.program.identity import fallback_digest, program_digest
 from qimeng.program.implementation import Implementation, torch_implementation
-from qimeng.program.launch import CUDA_GRAPH, obstacle
+from qimeng.program.launch import CUDA_GRAPH, STREAMS, obstacle
 from qimeng.program.load import load_source
 from qimeng.program.schedule import Schedule
 from qimeng.program.settled import is_settled
@@ -41,8 +41,8 @@ class Program:
         fallback: source text of the whole computation where it could not be captured (one opaque region).
         captured: the graph before any rewrite; None where there was none.
         rewrites: what led from there to `graph`.
-        launch: ``"cuda-graph"`` where the kernels are recorded and replayed (`qimeng.program.launch`); empty where they
-            are launched one by one.
+        launch: ``"cuda-graph"`` or ``"streams"`` where the kernels are recorded and replayed (`qimeng.program.launch`);
+            empty where they are launched one by one.
     """
 
     graph: OpGraph
@@ -152,8 +152,9 @@ class Program:
         Raises:
             IllegalAction: there is no such launch, or the program cannot be recorded; the message says why.
         """
-        if launch not in ("", CUDA_GRAPH):
-            raise IllegalAction(f"no launch is called {launch!r}; known: {CUDA_GRAPH!r} and '' for one by one")
+        if launch not in ("", CUDA_GRAPH, STREAMS):
+            known = f"{CUDA_GRAPH!r}, {STREAMS!r} and '' for one by one"
+            raise IllegalAction(f"no launch is called {launch!r}; known: {known}")
         if launch and (reason := obstacle(self.graph)):
             raise IllegalAction(f"the program cannot be recorded: {reason}")
         return replace(self, launch=launch)

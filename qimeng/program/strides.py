@@ -53,8 +53,8 @@ def uncertain(parts: Sequence[tuple[Region, Implementation]]) -> set[Value]:
 
 
 def with_strides(graph: OpGraph, value: Value, name: str) -> str:
-    """The line that gives the tensor called `name` the strides of `value`."""
-    return f"{name} = _with_strides({name}, {graph.meta(value).stride})"
+    """The text of the tensor called `name` with the strides of `value`."""
+    return f"_with_strides({name}, {graph.meta(value).stride})"
 
 
 __all__ = ["STRIDES", "runs_anywhere", "uncertain", "with_strides"]
