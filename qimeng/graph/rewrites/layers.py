@@ -16,9 +16,9 @@ from qimeng.graph.rewrites.base import Edit, NoRewrite, Rule
 from qimeng.graph.rewrites.cells import Call, Kind, Weights, call_of, gates_of, steps_first
 from qimeng.graph.rewrites.grouped import Grouped
 
-MOST = 1 << 22
-"""Values of all weights of a stack whose layers are computed at the same time: half of what the registers of an H100
-hold. Where they do not fit, programs read them again in every step."""
+MOST, SEQUENCES = 1 << 22, 32
+"""Values of all weights of a stack whose layers are computed at the same time, once for each so many sequences: half of
+what the shared memory of an H100 holds. Where they do not fit, programs read them again in every step."""
 
 
 class Wavefront(Rule):
@@ -35,8 +35,10 @@ class Wavefront(Rule):
         if len(layers) == 1 or call.directions == 2:
             raise NoRewrite("")
         rows, units = edit.meta(layers[0][0].state).shape
-        if (size := len(layers) * rows * 2 * units) > MOST:
-            raise NoRewrite(f"{node.name} has {size} weights, more than the {MOST} of a wavefront")
+        sequences = edit.meta(call.x).shape[0 if call.batch_first else 1]
+        size = len(layers) * rows * 2 * units * -(-sequences // SEQUENCES)
+        if size > MOST:
+            raise NoRewrite(f"{node.name} has {size} weights for {sequences} sequences, a wavefront at most {MOST}")
         loop = Grouped(edit, kind, [w for (w,) in layers], call.starts)
         product = steps_first(edit, call.x, layers[0][0].input, loop.bias(0), call.batch_first)
         call.finish(edit, node, *loop.wavefront(product))
@@ -100,4 +102,4 @@ def _one_way(edit: Edit, kind: Kind, product: Value, w: Weights, begin: Sequence
     return edit.loop(b.done(), b.values, LAYER_LOOP)
 
 
-__all__ = ["MOST", "Layers", "Wavefront"]
+__all__ = ["MOST", "SEQUENCES", "Layers", "Wavefront"]
