@@ -118,6 +118,16 @@ class RecurrentPlan(RowPlan):
         return self.groups[1] if self.groups else 1
 
     @property
+    def stored(self) -> str:
+        """The dtype of states in memory."""
+        return self.metas[int(self.loop.starts[0][1:])].dtype
+
+    @property
+    def state_size(self) -> int:
+        """Elements of a state."""
+        return self.group_count * self.row_count * self.column_count
+
+    @property
     def coupled(self) -> bool:
         """Whether groups read each other's states."""
         return any(t.behind for t in self.terms)
@@ -295,7 +305,7 @@ def _size(dtype: str) -> int:
 
 def accumulated(plan: RecurrentPlan) -> str:
     """The dtype in which products are summed."""
-    return compute_dtype(plan.metas[int(plan.loop.starts[0][1:])].dtype)
+    return compute_dtype(plan.stored)
 
 
 __all__ = ["Loads", "Part", "Product", "RecurrentPlan", "Term", "accumulated", "plan_recurrent"]
