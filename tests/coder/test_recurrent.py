@@ -66,6 +66,8 @@ SCHEDULES = [
     RecurrentSchedule(block_p=4, block_r=8, block_k=64, warps=4, by_result=True),
     RecurrentSchedule(block_p=1, block_r=16, block_k=8, warps=4, by_result=True),
     RecurrentSchedule(block_p=16, block_r=16, block_k=64, warps=4, dot=True),
+    RecurrentSchedule(block_p=16, block_r=8, block_k=64, warps=4, dot=True, by_value=True),
+    RecurrentSchedule(block_p=2, block_r=16, block_k=16, warps=1, by_value=True),
     RecurrentSchedule(block_p=16, block_r=32, block_k=64, warps=4, dot=True, precision="tf32"),
 ]
 
@@ -201,6 +203,17 @@ def test_many_sequences_of_a_stack_have_programs_that_fit() -> None:
     assert candidates(plan, H200)
 
 
+def test_programs_wait_for_a_count_or_for_values() -> None:
+    _, _, plan = plan_of("stack", lambda: nn.GRU(64, 128, 2), (16, 12, 64))
+    first = candidates(plan, H200)[0]
+    (other,) = Recurrent().moves["pipeline"].schedules(plan, first, "stages", H200)
+    assert other == first.but(by_value=True)
+    count, value = (print_recurrent(plan, s, "k").source for s in (first, other))
+    assert "flags_ptr" in count and "tl.atomic_add" in count
+    assert "atomic" not in value and "flags" not in value and "z0[1:].view(torch.int32).fill_" in value
+    assert "launch_cooperative_grid" in value, "all programs run at the same time"
+
+
 def test_every_move_leads_to_kernels_that_fit() -> None:
     program, region, _ = plan_of("gru", lambda: nn.GRU(64, 128), (16, 12, 64))
     coder = TemplateCoder()
@@ -231,8 +244,9 @@ def some(number: int) -> list[RecurrentSchedule]:
 
 
 def takes(plan: RecurrentPlan, schedules: list[RecurrentSchedule]) -> list[RecurrentSchedule]:
-    """Those that `plan` has products for."""
-    return [s for s in schedules if not s.dot or plan.products and plan.itemsize < 8]
+    """Those that `plan` has products, and as many units, for."""
+    found = [s for s in schedules if not s.dot or s.block_r * len(plan.products) > 8 and plan.itemsize < 8]
+    return [s for s in found if not s.by_value or plan.returned and plan.itemsize < 8]
 
 
 def _rows(device: str, rounds: int = 1) -> Iterator[dict[str, Any]]:
@@ -289,7 +303,7 @@ def rows(once: Callable[..., Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("case", LAYERS)
 def test_every_cut_is_right(rows: list[dict[str, Any]], case: str) -> None:
     mine = [r for r in rows if r["case"] == case]
-    assert len(mine) >= len(SCHEDULES) - 3
+    assert len(mine) >= len(SCHEDULES) - 5
     for row in mine:
         assert "raised" not in row, f"{row['schedule']}: {row['raised']}"
         assert row["error"] < limit(row) and row["layout"], row

@@ -56,13 +56,15 @@ class Split(RecurrentMove):
 
 
 class Pipeline(RecurrentMove):
-    """Depths of the pipeline, where programs do not wait; other numbers of warps."""
+    """Depths of the pipeline, or what programs wait for; other numbers of warps."""
 
     def schedules(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device) -> Found:
         """Depths of 1 to 6; warps from 1 to 16, and what their lanes share."""
+        if param == "stages" and plan.exchanged:
+            known = plan.itemsize < 8 and set(plan.returned) == set(plan.exchanged)
+            return [schedule.but(by_value=not schedule.by_value)] if known else []
         if param == "stages":
-            depths = () if plan.exchanged else (1, 2, 3, 4, 6)
-            return [schedule.but(stages=n) for n in depths if n != schedule.stages]
+            return [schedule.but(stages=n) for n in (1, 2, 3, 4, 6) if n != schedule.stages]
         others = [w for w in (1, 2, 4, 8, 16) if w != schedule.warps] if param == "warps" else []
         found = [_cut(plan, schedule, schedule.block_p, schedule.block_r, w) for w in others]
         if not found or not plan.exchanged or schedule.dot:

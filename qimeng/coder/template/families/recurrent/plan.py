@@ -103,6 +103,12 @@ class RecurrentPlan(RowPlan):
         return tuple(sorted({t.state for t in self.terms}))
 
     @property
+    def returned(self) -> dict[int, int]:
+        """State that products read to the stacked value that is the same, steps in order."""
+        stacked = {name: k for k, (name, back) in enumerate(self.loop.stacked) if not back}
+        return {i: stacked[self.loop.following[i]] for i in self.exchanged if self.loop.following[i] in stacked}
+
+    @property
     def terms(self) -> tuple[Term, ...]:
         """What products read, each once."""
         return tuple(dict.fromkeys(t for p in self.products for t in p.terms))

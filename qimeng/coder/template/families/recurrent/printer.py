@@ -4,7 +4,8 @@ One launch walks all steps. A program owns some sequences ([PB, 1]) and some uni
 stay in registers from step to step. States that products read are exchanged through memory, in two buffers that take
 turns. Where several programs share a sequence they wait for each other after each step; all of them run at the same
 time, which CUDA guarantees (or refuses) for a cooperative launch (Diamos et al., "Persistent RNNs", 2016, keep weights
-in registers the same way). Triton's interpreter runs programs one by one, so there each step is a launch of its own.
+in registers the same way). Or they wait for the states themselves, where each step's are kept (`by_value`), as NCCL's
+LL protocol does. Triton's interpreter runs programs one by one, so there each step is a launch of its own.
 Where states are exchanged the loop is not pipelined, as none may be read before the others have written it; what the
 next step reads of the inputs is loaded, and what this one returns is stored, between the signal to the others and the
 wait for them. Groups have programs of their own. Deals in kernel text. Knows nothing about how products are computed,
@@ -16,7 +17,7 @@ from __future__ import annotations
 import re
 
 from qimeng.coder.template.families.recurrent.plan import Part, RecurrentPlan, accumulated
-from qimeng.coder.template.families.recurrent.products import Products, masked
+from qimeng.coder.template.families.recurrent.products import ABSENT, Products, masked, state_at
 from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
 from qimeng.coder.template.nest.axes import strides_of
 from qimeng.coder.template.triton import ops
@@ -45,6 +46,7 @@ class _Printer:
         self.type = ops.TRITON_DTYPE[accumulated(plan)]
         self.stored = ops.TRITON_DTYPE[plan.stored]
         self.products = Products(plan, schedule, prefix, self.pieces)
+        self.by_value = schedule.by_value and bool(plan.exchanged)
         self.together = self.shares * (self.groups if plan.coupled else 1)  # programs that wait for each other
 
     # -- the kernel
@@ -56,8 +58,8 @@ class _Printer:
         expr, shape, *_ = plan.nest.outputs[0]
         self.place = em.offset(strides_of(plan.nest.axes, expr.dims, row_major(shape)), "pr")
         for i, source in enumerate(plan.states):
-            begin = f"s{i}_ptr + (first % 2) * {self.plan.state_size} + {self.place}"
-            lines.append(f"h{i} = tl.load({begin}{masked(em.mask('pr'))}).to({self.type})")
+            begin = state_at(plan, self.schedule if i in plan.exchanged else RecurrentSchedule(), i, "first")
+            lines.append(f"h{i} = tl.load({begin} + {self.place}{masked(em.mask('pr'))}).to({self.type})")
             self._define(em, source, f"h{i}")
         lines += self.products.before(em)
         for number, product in enumerate(plan.products):
@@ -133,10 +135,14 @@ class _Printer:
             wide = text if em.side(outputs[i]) == "pr" else f"tl.broadcast_to({text}, (PB, RB))"
             lines.append(f"n{i} = {wide}{rounded}" if wide.isidentifier() else f"n{i} = ({wide}){rounded}")
         for i in plan.exchanged:
-            place = f"s{i}_ptr + ((t + 1) % 2) * {self.plan.state_size} + {self.place}"
+            if self.by_value:  # no NaN but this one
+                lines.append(f"n{i} = tl.where(n{i} != n{i}, float('nan'), n{i})")
+            place = f"{state_at(plan, self.schedule, i, '(t + 1)')} + {self.place}"
             lines.append(f"tl.store({place}, n{i}.to({self.stored}){self.guard})")
         lines += self._signal() if plan.exchanged else []
         for k, text in enumerate(texts[count:]):
+            if self.by_value and k in plan.returned.values():
+                continue
             _, back = plan.loop.stacked[k]
             dtype = ops.TRITON_DTYPE[plan.nest.outputs[plan.results[count + k]][3]]
             far = plan.loop.count * self.plan.state_size >= 1 << 31
@@ -151,6 +157,8 @@ class _Printer:
 
     def _signal(self) -> list[str]:
         """Say that the states of this step are where the next one reads them."""
+        if self.by_value:
+            return []
         if self.together == 1:
             return ["tl.debug_barrier()"]
         add = f'tl.atomic_add(flags_ptr + pid // {self.together}, 1, sem="release")'
@@ -158,7 +166,7 @@ class _Printer:
 
     def _wait(self) -> list[str]:
         """Go on when the others have said so."""
-        if self.together == 1:
+        if self.together == 1 or self.by_value:
             return []
         flag = f"flags_ptr + pid // {self.together}"
         return [
@@ -194,16 +202,25 @@ class _Printer:
         plan, s = self.plan, self.schedule
         lines = list(plan.loads.prelude)
         device = f"{texts[0]}.device"
+        held = plan.returned if self.by_value else {}
         for i, start in enumerate(plan.loop.starts):
             meta = plan.metas[int(start[1:])]
+            if i in held:
+                continue
             lines.append(f"s{i} = torch.empty({(2, *meta.shape)}, dtype=torch.{meta.dtype}, device={device})")
             lines.append(f"s{i}[0].copy_({texts[int(start[1:])]})")
         for k in range(len(plan.loop.stacked)):
             _, shape, _, dtype = plan.nest.outputs[plan.results[len(plan.states) + k]]
-            lines.append(f"z{k} = torch.empty({(plan.loop.count, *shape)}, dtype=torch.{dtype}, device={device})")
+            rows = plan.loop.count + (k in held.values())
+            lines.append(f"z{k} = torch.empty({(rows, *shape)}, dtype=torch.{dtype}, device={device})")
+        for i, k in held.items():
+            integer, absent = ABSENT[plan.stored]
+            lines.append(f"z{k}[0].copy_({texts[int(plan.loop.starts[i][1:])]})")
+            lines.append(f"z{k}[0].masked_fill_(z{k}[0].isnan(), float('nan'))")
+            lines.append(f"z{k}[1:].view(torch.{integer}).fill_({absent})")
         waits = self.together > 1 and bool(plan.exchanged)
         programs = self.pieces.programs * self.groups * self.shares
-        if waits:
+        if waits and not self.by_value:
             count = programs // self.together
             lines.append(f"flags_ptr = torch.zeros({count}, dtype=torch.int32, device={device})")
         count = plan.loop.count
@@ -216,8 +233,9 @@ class _Printer:
             "    last = first + span",
             f"    {launch}",
         ]
-        results = [f"z{k}" for k in range(len(plan.loop.stacked))]
-        results += [f"s{i}[{count % 2}]" for i in range(len(plan.states))]
+        results = [f"z{k}[1:]" if k in held.values() else f"z{k}" for k in range(len(plan.loop.stacked))]
+        for i in range(len(plan.states)):
+            results.append(f"z{held[i]}[{count}].clone()" if i in held else f"s{i}[{count % 2}]")
         views, outputs = plan.after
         lines += [f"found = ({''.join(f'{r}, ' for r in results)})", *views]
         head = f"def {self.prefix}_run({', '.join(f'x{i}' for i in range(len(plan.region.inputs)))}):"

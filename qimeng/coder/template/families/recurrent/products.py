@@ -45,6 +45,11 @@ def {prefix}_halves(x):
 '''
 
 
+ABSENT = {"float32": ("int32", 0x7FA5C3E1), "float16": ("int16", 0x7DA5), "bfloat16": ("int16", 0x7FA5)}
+"""The integer as which a state is read, and the NaN of a state that is not there yet: what arithmetic makes of numbers
+and of other NaN is another."""
+
+
 class Products:
     """Prints the products of a loop's steps.
 
@@ -69,6 +74,8 @@ class Products:
         self.whole = schedule.block_k >= self.depth
         if schedule.dot and (why := _no_tensor_cores(plan, schedule)):
             raise Unsupported(f"products on tensor cores: {why}")
+        if schedule.by_value and (plan.stored not in ABSENT or set(plan.returned) != set(plan.exchanged)):
+            raise Unsupported(f"waiting for values of {plan.stored}, or of states that are not returned")
         self.held = schedule.holds(plan.tiles, self.depth)
         self.scheme = schedule.precision if self.stored == "tl.float32" else ""  # on tensor cores
 
@@ -117,17 +124,31 @@ class Products:
         return [*lines, *(f"m{number}_{j} = {self._weight(product, j)}" for j in held)]
 
     def _read(self, term: Term, em: Emitter) -> str:
-        """The line that loads the rows of a state that products read."""
+        """Where the rows of a state are that products read, with the mask of their load."""
         own = " + r[:, :, None] * zero" if self.schedule.by_result else ""
         masks = [f"k < {self.depth}"] if self.depth % self.schedule.block_k else []
         masks += ["p_mask[:, :, None]"] if em.mask("p") else []
         masks += [f"(group >= {term.behind}) & (k >= 0)"] if term.behind else []
         guard = f", mask={' & '.join(f'({m})' for m in masks)}, other=0.0" if masks else ""
         row = f"({self.pieces.row_number()})[:, :, None] * {self.units}"
-        place = f"s{term.state}_ptr + (t % 2) * {self.plan.state_size}"
-        if self.plan.groups:
-            place += f" + (group - {term.behind}) * {self.plan.row_count * self.units}"
-        return f'{_rows_of(term)} = tl.load({place} + {row} + k{own}{guard}, cache_modifier=".cg").to({self.type})'
+        return f"{self._rows(term)} + {row} + k{own}{guard}"
+
+    def _rows(self, term: Term) -> str:
+        """Where the rows begin that a product reads in step `t`."""
+        group = f" + (group - {term.behind}) * {self.plan.row_count * self.units}" if self.plan.groups else ""
+        return f"{state_at(self.plan, self.schedule, term.state, 't')}{group}"
+
+    def _loads(self, places: list[str]) -> list[str]:
+        """Lines that load what products read, when it is there."""
+        names = [_rows_of(term) for term in self.plan.terms]
+        if not self.schedule.by_value:
+            return [f'{name} = tl.load({at}, cache_modifier=".cg")' for name, at in zip(names, places, strict=True)]
+        lines = [f"{name} = tl.load({at}, volatile=True)" for name, at in zip(names, places, strict=True)]
+        integer, absent = ABSENT[self.plan.stored]
+        for name, at in zip(names, places, strict=True):
+            lines.append(f"while tl.max(({name}.to(tl.{integer}, bitcast=True) == {absent}).to(tl.int32)) > 0:")
+            lines.append(f"    {name} = tl.load({at}, volatile=True)")
+        return lines
 
     def step(self, em: Emitter) -> list[str]:
         """Lines that compute the products of step `t`, each a matrix [PB, RB] in the variable ``d`` and its number."""
@@ -136,7 +157,8 @@ class Products:
             return []
         if self.schedule.dot:
             return self._dots(em)
-        inside = [self._read(term, em) for term in plan.terms]
+        inside = self._loads([self._read(term, em) for term in plan.terms])
+        inside += [f"{name} = {name}.to({self.type})" for name in map(_rows_of, plan.terms) if self.stored != self.type]
         sign = "=" if self.whole else "+="
         for n, product in enumerate(plan.products):
             weights = [f"m{n}_{j}" if self.held else self._weight(product, j) for j in range(len(product.terms))]
@@ -193,16 +215,14 @@ class Products:
     def _dots(self, em: Emitter) -> list[str]:
         """The products of a step, each a matrix [PB, RB]."""
         plan, count = self.plan, power_of_two(len(self.plan.products))
-        lines = list[str]()
+        places = list[str]()
         for term in plan.terms:
             masks = [f"k < {self.depth}"] if self.depth % self.schedule.block_k else []
             masks += ["p_mask"] if em.mask("p") else []
             masks += [f"(group >= {term.behind}) & (k >= 0)"] if term.behind else []
             guard = f", mask={' & '.join(f'({m})' for m in masks)}, other=0.0" if masks else ""
-            place = f"s{term.state}_ptr + (t % 2) * {self.plan.state_size}"
-            place += f" + (group - {term.behind}) * {self.plan.row_count * self.units}" if plan.groups else ""
-            place += f" + ({self.pieces.row_number()}) * {self.units} + k"
-            lines.append(f'{_rows_of(term)} = tl.load({place}{guard}, cache_modifier=".cg")')
+            places.append(f"{self._rows(term)} + ({self.pieces.row_number()}) * {self.units} + k{guard}")
+        lines = self._loads(places)
         for i, term in enumerate(plan.terms):
             lines += self._dot(i, _rows_of(term), f"total{i}")
             reads = " | ".join(f"(product == {n})" for n, p in enumerate(plan.products) if term in p.terms)
@@ -233,6 +253,15 @@ class Products:
         ]
 
 
+def state_at(plan: RecurrentPlan, schedule: RecurrentSchedule, state: int, step: str) -> str:
+    """Where a state that products read in a step is in memory, as text."""
+    size = plan.state_size
+    if not schedule.by_value:
+        return f"s{state}_ptr + ({step} % 2) * {size}"
+    far = (plan.loop.count + 1) * size >= 1 << 31
+    return f"z{plan.returned[state]}_ptr + " + (f"tl.cast({step}, tl.int64)" if far else f"({step})") + f" * {size}"
+
+
 def masked(mask: str) -> str:
     """The arguments of a load with a mask; none without one."""
     return f", mask={mask}, other=0.0" if mask else ""
@@ -253,4 +282,4 @@ def _rows_of(term: Term) -> str:
     return f"g{term.state}" + (f"_{term.behind}" if term.behind else "")
 
 
-__all__ = ["Products", "masked"]
+__all__ = ["ABSENT", "Products", "masked", "state_at"]

@@ -38,6 +38,8 @@ class RecurrentSchedule(Schedule):
         dot: products on tensor cores, whose programs have at least `LEAST` sequences.
         precision: how these take fp32: ``"fp16x3"`` (three products of halves, about fp32's accuracy) or ``"tf32"``;
             half types are taken as they are.
+        by_value: programs wait for the states themselves, each of which is at first a NaN that no program stores, and
+            not for a count of the programs that have stored theirs.
         stages: depth of software pipelining, for loops whose programs do not wait for each other.
         fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
     """
@@ -50,6 +52,7 @@ class RecurrentSchedule(Schedule):
     by_result: bool = False
     dot: bool = False
     precision: str = "fp16x3"
+    by_value: bool = False
     stages: int = count(1)
     fast: bool = False
 
