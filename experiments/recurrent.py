@@ -90,7 +90,7 @@ def rows(names: list[str]) -> Iterator[dict[str, Any]]:
         regions = [r for r in start.regions if covers(r)]
         family, plan = covering(regions[-1])
         first = family.default(plan, device, "default")
-        found = [first, *family.guesses(plan, first, device, "default")]
+        found = [first, *others(family, plan, first, device), *family.guesses(plan, first, device, "default")]
         known = {"layer": name, "torch_ms": bench(partial(layer, *inputs)), "torch_error": own}
         for schedule in dict.fromkeys(s for s in found if refusal(family, plan, s, device) is None):
             if time.monotonic() - began > SECONDS:
@@ -106,6 +106,12 @@ def rows(names: list[str]) -> Iterator[dict[str, Any]]:
                 yield {**row, "ms": bench(partial(model, *inputs)), "error": max(errors), "loops": len(regions)}
             except Exception as failure:  # noqa: BLE001 - a schedule that does not compile is a row like any other
                 yield {**row, "failed": str(failure).splitlines()[0][:300]}
+
+
+def others(family: Any, plan: Any, first: Any, device: Any) -> list[Any]:
+    """The first cut in other ways: what programs wait for, and what tensor cores take."""
+    waits = family.moves["pipeline"].schedules(plan, first, "stages", device) if plan.exchanged else []
+    return [*waits, first.but(precision="tf32")] if first.dot else waits
 
 
 def make_double(make: Callable[[], nn.Module], layer: nn.Module) -> nn.Module:
