@@ -256,6 +256,16 @@ class Row:
         return _ratio(self.compiled_best, self.candidate)
 
     @property
+    def over_pytorch(self) -> float | None:
+        """The device time of PyTorch's fastest over the candidate's.
+
+        That is eager's, or of a mode of torch.compile whose result is as accurate as a candidate's has to be.
+        """
+        modes = [timing for mode, timing in self.compiled_modes.items() if mode not in self.compiled_wrong]
+        found = [ratio for t in (self.eager, *modes) if (ratio := _ratio(t, self.candidate)) is not None]
+        return min(found, default=None)
+
+    @property
     def roofline_fraction(self) -> float | None:
         """The bound over the candidate's device time, 1 at the roofline."""
         if self.floor_ms is None or self.candidate is None or self.candidate.device_ms <= 0:

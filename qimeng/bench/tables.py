@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from qimeng.bench.comparison import compare
 from qimeng.bench.ids import format_ids, natural
 from qimeng.bench.markdown import markdown, number, percent
 from qimeng.bench.row import Row, RowError, read_rows
-from qimeng.bench.summary import Summary, group_of, summarize
+from qimeng.bench.summary import Summary, geometric_mean, group_of, summarize
 
 Kinds = Sequence[tuple[Mapping[str, Callable[[Sequence[Any]], str]], Callable[[Path], Sequence[Any]]]]
 """Views by name, and the function that reads the rows they are made of; a pair for each kind of row."""
@@ -111,6 +112,29 @@ def speed(rows: Sequence[Row]) -> str:
             shares = (g.roofline_fraction, g.half_generated)
             count = str(g.problems) if g.timed == g.problems else f"{g.timed} of {g.problems}"
             table.append([s.settings, g.group, count, *map(number, means), *map(percent, shares)])
+    return markdown(table)
+
+
+def parts(rows: Sequence[Row]) -> str:
+    """Each part of a suite, whatever its problems compute and however long each had: one line a precision and card.
+
+    What torch.compile compiles to a result less accurate than a candidate's has to be does not count as PyTorch's.
+    """
+    head = ["part of the suite", "mode, dtype", "GPU", "problems", "right", "over eager", "over the best of PyTorch"]
+    table = [[*head, "slowest against eager", "half of the GPU time generated", "seconds a problem (median)"]]
+
+    def line(row: Row) -> tuple[str, str, str]:
+        return row.group or "–", f"{row.settings.mode}, {row.settings.dtype}", row.environment.device
+
+    for names in sorted({line(row) for row in rows}):
+        mine = [row for row in rows if line(row) == names]
+        timed = [row for row in mine if row.right and row.speedup is not None]
+        slowest = min((row.speedup or 0.0 for row in timed), default=None)
+        means = geometric_mean(r.speedup for r in timed), geometric_mean(r.over_pytorch for r in timed), slowest
+        generated = sum(row.right is True and (row.generated_share or 0.0) >= 0.5 for row in mine) / len(mine)
+        seconds = median(row.optimize_seconds or 0.0 for row in mine)
+        right = f"{sum(row.right is True for row in mine)}"
+        table.append([*names, str(len(mine)), right, *map(number, means), percent(generated), number(seconds, 0)])
     return markdown(table)
 
 
@@ -212,6 +236,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "figures": figures,
     "speed": speed,
     "kinds": kinds,
+    "parts": parts,
     "comparison": comparison,
     "exceptions": exceptions,
     "furthest": furthest,
@@ -257,6 +282,7 @@ __all__ = [
     "figures",
     "furthest",
     "kinds",
+    "parts",
     "problems",
     "render",
     "render_documents",

@@ -5,6 +5,7 @@ import pytest
 
 from qimeng.bench.row import RowError, append_row
 from qimeng.bench.tables import VIEWS, render
+from qimeng.interfaces import Timing
 from tests.bench.rows import row
 
 
@@ -42,6 +43,18 @@ def test_rows_where_torch_compile_is_outside_the_budget_are_counted_apart(tmp_pa
     text = render("<!-- bench:speed rows.jsonl -->\n<!-- /bench -->\n", tmp_path)
     assert "where it keeps to the error budget" in text
     assert "| pointwise and reduction | 2 | 1.00 | 2.00 | 0.50 | 1.00 |" in text
+
+
+def test_a_part_of_a_suite_is_held_against_the_best_that_pytorch_gets_right(tmp_path: Path) -> None:
+    modes = {"default": Timing(1.0), "max-autotune": Timing(0.5)}
+    append_row(tmp_path / "rows.jsonl", row(1, 1.0, compiled_modes=modes))
+    append_row(tmp_path / "rows.jsonl", row(2, 1.0, compiled_modes=modes, compiled_wrong={"max-autotune": "max"}))
+    append_row(tmp_path / "rows.jsonl", row(3, 4.0, seconds={"total": 40.0, "baselines": 10.0}, generated_share=0.2))
+    append_row(tmp_path / "rows.jsonl", row(4, 1.0, group="level2"))
+    append_row(tmp_path / "rows.jsonl", row(5, None, group="level2"))
+    text = render("<!-- bench:parts rows.jsonl -->\n<!-- /bench -->\n", tmp_path)
+    assert "| level1 | default, float32 | NVIDIA H200 | 3 | 3 | 1.26 | 0.63 | 0.50 | 67 % | 10 |" in text
+    assert "| level2 | default, float32 | NVIDIA H200 | 2 | 1 | 2.00 | 2.00 | 2.00 | 50 % | 10 |" in text
 
 
 @pytest.mark.parametrize("view", VIEWS)
