@@ -18,7 +18,6 @@ HELD_BY_RESULT, WARPS = 128, 8
 """The same where `RecurrentSchedule.by_result`, with so many warps at most: LSTM's 128 take 255 registers and spill
 none, GRU's 96 take 238 (the same compiler, one direction)."""
 
-
 LEAST, MOST_PRODUCTS = 16, 4
 """Sequences that a program has at least where products are on tensor cores, and products at most."""
 
