@@ -17,7 +17,8 @@ from qimeng.planner.data.generate import Bytes
 
 @pytest.fixture(scope="module")
 def examples() -> list[Example]:
-    return [e for e in examples_of(Draw(0, 1, Bytes(1 << 14, 1 << 16))) if e.traits.kind == "lowering"][:2]
+    found = [e for n in range(2) for e in examples_of(Draw(n, 1, Bytes(1 << 14, 1 << 16)))]
+    return [e for e in found if e.traits.kind == "lowering"][:2]
 
 
 def row(key: str, text: str, *then: str) -> dict[str, Any]:

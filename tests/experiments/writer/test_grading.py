@@ -33,7 +33,7 @@ H200 = device_named("h200")
 
 @pytest.fixture(scope="module")
 def examples() -> list[Example]:
-    return examples_of(Draw(0, 1, Bytes(1 << 14, 1 << 16)))
+    return [e for n in range(2) for e in examples_of(Draw(n, 1, Bytes(1 << 14, 1 << 16)))]
 
 
 class Counting(Inline):
