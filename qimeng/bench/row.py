@@ -261,7 +261,8 @@ class Row:
 
         That is eager's, or of a mode of torch.compile whose result is as accurate as a candidate's has to be.
         """
-        modes = [timing for mode, timing in self.compiled_modes.items() if mode not in self.compiled_wrong]
+        timed: Mapping[str, Timing | None] = self.compiled_modes or {"default": self.compiled}  # as older rows have it
+        modes = [timing for mode, timing in timed.items() if mode not in self.compiled_wrong]
         found = [ratio for t in (self.eager, *modes) if (ratio := _ratio(t, self.candidate)) is not None]
         return min(found, default=None)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region
-from qimeng.graph.state import settled_nodes
+from qimeng.program.settled import is_settled
 
 MOST = 4
 """Streams of a program."""
@@ -79,14 +79,13 @@ def lanes_of(graph: OpGraph, regions: Sequence[Region]) -> Lanes:
 
     It continues a stream whose last region it needs, or else one whose last region it needs by way of others.
     """
-    settled = settled_nodes(graph)
     made = {v: k for k, r in enumerate(regions) for v in r.outputs}
     lane: dict[int, int] = {}
     after: dict[int, tuple[int, ...]] = {}
     before: dict[int, frozenset[int]] = {}
     last: list[int] = []
     for k, region in enumerate(regions):
-        if settled.issuperset(region.nodes) and region.nodes:
+        if is_settled(graph, region):
             continue
         needed = {made[v] for v in region.inputs if v in made and made[v] in lane}
         before[k] = frozenset(needed).union(*(before[n] for n in needed))

@@ -198,6 +198,13 @@ def test_tf32_is_for_products_that_eager_may_round(mode: str) -> None:
         assert ("k_halves" in print_recurrent(plan, first, "k").source) is bool(precision)
 
 
+def test_cuts_too_small_for_tensor_cores_are_refused_before_they_are_printed() -> None:
+    _, _, plan = plan_of("layer", lambda: nn.RNN(8, 64), (16, 12, 8))
+    first = next(s for s in candidates(plan, H200) if s.dot)
+    small = Recurrent().needs(plan, first.but(block_r=8)).refusal(H200)
+    assert small is not None and "larger blocks than 16 sequences, 8 units" in small
+
+
 def test_many_sequences_of_a_stack_have_programs_that_fit() -> None:
     _, _, plan = plan_of("stack", lambda: nn.LSTM(8, 16, 6), (30, 4000, 8))
     assert candidates(plan, H200)

@@ -20,6 +20,9 @@ MOST, SEQUENCES = 1 << 22, 32
 """Values of all weights of a stack whose layers are computed at the same time, once for each so many sequences: half of
 what the shared memory of an H100 holds. Where they do not fit, programs read them again in every step."""
 
+LAYERS = 32
+"""Layers of such a stack: each has programs of its own, and all of these run at the same time."""
+
 
 class Wavefront(Rule):
     """The layers of a stack in one loop, each a step behind the one before it."""
@@ -37,6 +40,8 @@ class Wavefront(Rule):
         rows, units = edit.meta(layers[0][0].state).shape
         sequences = edit.meta(call.x).shape[0 if call.batch_first else 1]
         size = len(layers) * rows * 2 * units * -(-sequences // SEQUENCES)
+        if len(layers) > LAYERS:
+            raise NoRewrite(f"{node.name} has {len(layers)} layers, a wavefront at most {LAYERS}")
         if size > MOST:
             raise NoRewrite(f"{node.name} has {size} weights for {sequences} sequences, a wavefront at most {MOST}")
         loop = Grouped(edit, kind, [w for (w,) in layers], call.starts)
@@ -102,4 +107,4 @@ def _one_way(edit: Edit, kind: Kind, product: Value, w: Weights, begin: Sequence
     return edit.loop(b.done(), b.values, LAYER_LOOP)
 
 
-__all__ = ["MOST", "SEQUENCES", "Layers", "Wavefront"]
+__all__ = ["LAYERS", "MOST", "SEQUENCES", "Layers", "Wavefront"]

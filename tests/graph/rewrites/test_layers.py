@@ -31,6 +31,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Shapes, list[str]]] = {
     "rnn with relu": (lambda: nn.RNN(5, 8, nonlinearity="relu", batch_first=True), (X,), LOOP),
     "dropout of one layer": (lambda: nn.GRU(5, 8), (X,), LOOP),
     "a stack with many weights": (lambda: nn.LSTM(5, 520, 2), (X,), [*LOOP, *LOOP, "cat", "cat"]),
+    "a stack of many layers": (lambda: nn.RNN(5, 4, 33), (X,), [*LOOP * 33, "cat"]),
     "a stack for many sequences": (lambda: nn.GRU(2, 64, 2), ((2, 2800, 2),), [*LOOP, *LOOP, "cat"]),
 }
 

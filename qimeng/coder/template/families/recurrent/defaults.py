@@ -69,21 +69,29 @@ def takes_tf32(plan: RecurrentPlan, mode: str) -> bool:
 
 def dots(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
     """Cuts with products on tensor cores, the best guess first."""
-    found, products = list[RecurrentSchedule](), power_of_two(len(plan.products))
-    if plan.itemsize > 4:
-        return found
+    found = list[RecurrentSchedule]()
     k = max(power_of_two(plan.column_count), LEAST)
-    for p in (LEAST, 2 * LEAST, 4 * LEAST) if products <= MOST_PRODUCTS else ():
+    for p in (LEAST, 2 * LEAST, 4 * LEAST):
         for shift in range(power_of_two(plan.column_count).bit_length()):
             r = power_of_two(plan.column_count) >> shift
             for warps in (4, 8):
                 s = RecurrentSchedule(block_p=p, block_r=r, block_k=k, warps=warps, dot=True)
                 fits = shared_bytes(plan, s) <= device.shared_per_block
-                if fits and r * products >= LEAST and _at_once(plan, s, device):
+                if fits and not no_tensor_cores(plan, s) and _at_once(plan, s, device):
                     found.append(s)
         if p >= plan.row_count:
             break
     return sorted(found, key=lambda s: (cycles(plan, s, device.sms), s.warps))
+
+
+def no_tensor_cores(plan: RecurrentPlan, s: RecurrentSchedule) -> str:
+    """Why tensor cores cannot compute the products under `s`; empty where they can."""
+    if plan.itemsize > 4 or not 1 <= len(plan.products) <= MOST_PRODUCTS:
+        return f"tensor cores take 1 to {MOST_PRODUCTS} products, not {len(plan.products)} of {plan.stored}"
+    few = min(s.block_p, s.block_k, s.block_r * power_of_two(len(plan.products)))
+    if few < LEAST or s.block_k < plan.column_count:
+        return f"tensor cores need larger blocks than {s.block_p} sequences, {s.block_r} units and {s.block_k} terms"
+    return ""
 
 
 def exact(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
@@ -168,6 +176,7 @@ __all__ = [
     "dots",
     "exact",
     "guesses",
+    "no_tensor_cores",
     "programs_of",
     "shared_bytes",
     "takes_tf32",

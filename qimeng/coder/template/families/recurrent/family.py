@@ -14,6 +14,7 @@ from qimeng.coder.template.families.recurrent.defaults import (
     default_schedule,
     depth_block,
     guesses,
+    no_tensor_cores,
     programs_of,
     shared_bytes,
     waiting,
@@ -37,12 +38,16 @@ class AtOnce(Needs):
 
     Attributes:
         programs: those that must run at the same time; 0 where none waits.
+        lacks: why the schedule does not fit the loop; empty where it does.
     """
 
     programs: int = 0
+    lacks: str = ""
 
     def refusal(self, device: Device) -> str | None:
         """None where `device` has it, else why not, with the numbers."""
+        if self.lacks:
+            return self.lacks
         if self.programs > device.sms:
             return f"{self.programs} programs wait for each other, {device.name} has {device.sms} multiprocessors"
         return super().refusal(device)
@@ -92,7 +97,8 @@ class Recurrent(Family[RecurrentPlan, RecurrentSchedule]):
         tile = schedule.block_p * schedule.block_r
         programs = programs_of(plan, schedule) if waiting(plan, schedule) > 1 else 0
         if schedule.dot:
-            return AtOnce(shared_bytes(plan, schedule), schedule.warps, tile, 192, programs)
+            lacks = no_tensor_cores(plan, schedule)
+            return AtOnce(shared_bytes(plan, schedule), schedule.warps, tile, 192, programs, lacks)
         values = tile * max(schedule.block_k if plan.products else 1, len(plan.products))
         return AtOnce(4 * tile * schedule.warps, schedule.warps, values, 192, programs)
 

@@ -84,7 +84,7 @@ class Precision(RecurrentMove):
         if param == "tf32" and not takes_tf32(plan, mode):
             raise IllegalAction(f"tf32 keeps 11 bits of 24; mode {mode!r} asks for fp32 (mode 'high' allows it)")
         if param != "ieee" and not dots(plan, device):
-            raise IllegalAction(f"the weights of {plan.column_count} units do not fit in {device.name}'s shared memory")
+            raise IllegalAction(f"no cut of {plan.column_count} units fits the tensor cores and {device.name}'s memory")
 
     def schedules(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device) -> Found:
         """The same blocks and the best guesses."""

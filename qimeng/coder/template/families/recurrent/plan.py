@@ -221,13 +221,13 @@ class _Reading:
             names = [a.text for a in line.args if isinstance(a, Name)]
             if len(self._shape) != 2:
                 raise Unsupported(f"products of states of shape {self._shape}, not sequences and units")
-            return self._product(line, names, self._step.meta(Value(names[1])).shape[:1])
+            return self._product(line, names)
         if line.target == "aten.bmm.default" and len(self._shape) == 3:
             names = [a.text for a in line.args if isinstance(a, Name)]
-            return self._product(line, names, self._step.meta(Value(names[1])).shape[::2])
+            return self._product(line, names)
         return self._is_put_together(line)
 
-    def _product(self, line: Line, names: list[str], units: tuple[int, ...]) -> bool:
+    def _product(self, line: Line, names: list[str]) -> bool:
         terms = self._terms.get(names[0], ())
         if not terms or any(n[0] != "x" for n in names[1:]):
             raise Unsupported("a product of something else than a state and a weight")

@@ -58,7 +58,7 @@ class _Printer:
         expr, shape, *_ = plan.nest.outputs[0]
         self.place = em.offset(strides_of(plan.nest.axes, expr.dims, row_major(shape)), "pr")
         for i, source in enumerate(plan.states):
-            begin = state_at(plan, self.schedule if i in plan.exchanged else RecurrentSchedule(), i, "first")
+            begin = state_at(plan, self.schedule, i, "first")
             lines.append(f"h{i} = tl.load({begin} + {self.place}{masked(em.mask('pr'))}).to({self.type})")
             self._define(em, source, f"h{i}")
         lines += self.products.before(em)

@@ -13,8 +13,9 @@ about steps, exchange and launches.
 
 from __future__ import annotations
 
+from qimeng.coder.template.families.recurrent.defaults import no_tensor_cores
 from qimeng.coder.template.families.recurrent.plan import Product, RecurrentPlan, Term, accumulated
-from qimeng.coder.template.families.recurrent.schedule import LEAST, MOST_PRODUCTS, RecurrentSchedule
+from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.emitter import Emitter
@@ -72,7 +73,7 @@ class Products:
             raise Unsupported(f"weights of depth {max(depth)} for states of {self.units} units")
         self.depth = max(depth)
         self.whole = schedule.block_k >= self.depth
-        if schedule.dot and (why := _no_tensor_cores(plan, schedule)):
+        if schedule.dot and (why := no_tensor_cores(plan, schedule)):
             raise Unsupported(f"products on tensor cores: {why}")
         if schedule.by_value and (plan.stored not in ABSENT or set(plan.returned) != set(plan.exchanged)):
             raise Unsupported(f"waiting for values of {plan.stored}, or of states that are not returned")
@@ -254,9 +255,9 @@ class Products:
 
 
 def state_at(plan: RecurrentPlan, schedule: RecurrentSchedule, state: int, step: str) -> str:
-    """Where a state that products read in a step is in memory, as text."""
+    """Where a state is in memory before a step, as text."""
     size = plan.state_size
-    if not schedule.by_value:
+    if not schedule.by_value or state not in plan.returned:
         return f"s{state}_ptr + ({step} % 2) * {size}"
     far = (plan.loop.count + 1) * size >= 1 << 31
     return f"z{plan.returned[state]}_ptr + " + (f"tl.cast({step}, tl.int64)" if far else f"({step})") + f" * {size}"
@@ -265,16 +266,6 @@ def state_at(plan: RecurrentPlan, schedule: RecurrentSchedule, state: int, step:
 def masked(mask: str) -> str:
     """The arguments of a load with a mask; none without one."""
     return f", mask={mask}, other=0.0" if mask else ""
-
-
-def _no_tensor_cores(plan: RecurrentPlan, s: RecurrentSchedule) -> str:
-    """Why tensor cores cannot compute the products under `s`; empty where they can."""
-    if plan.stored == "float64" or not 1 <= len(plan.products) <= MOST_PRODUCTS:
-        return f"{len(plan.products)} products of {plan.stored}"
-    few = min(s.block_p, s.block_k, s.block_r * power_of_two(len(plan.products)))
-    if few < LEAST or s.block_k < plan.column_count:
-        return f"blocks of {s.block_p} sequences, {s.block_r} units and {s.block_k} terms"
-    return ""
 
 
 def _rows_of(term: Term) -> str:
