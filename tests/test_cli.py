@@ -467,7 +467,7 @@ def test_tables_are_written_into_documents(tmp_path: Path, capsys: pytest.Captur
         (("optimize", "/no/such.py"), "/no/such.py"),
         (
             ("optimize", "x.py", "--planner", "oracle"),
-            "unknown planner 'oracle'; known: heuristic, lm, lower-only, random, sweep",
+            "unknown planner 'oracle'; known: heuristic, lm, lower-only, random, roofline, sweep",
         ),
         (("optimize", "x.py", "--coder", "monkey"), "unknown coder 'monkey'"),
         (("optimize", "x.py", "--device", "abacus"), "unknown device 'abacus'"),

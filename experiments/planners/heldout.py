@@ -118,7 +118,7 @@ def explorers_of(methods: Sequence[Method], seeds: Sequence[int] = SEEDS) -> Ite
     """
     runs = [(m, seed) for seed in seeds for m in methods if m.draws or seed == seeds[0]]
     for method, seed in runs:
-        yield method.label, 2 / (3 * len(runs)), Budget.steps, method.make(seed)
+        yield Explorer(method.label, 2 / (3 * len(runs)), Budget.steps, method.make(seed))
     yield from chance()
 
 

@@ -19,7 +19,7 @@ from qimeng.bench.explore import Explored, explore
 from qimeng.bench.pool import Place, Pool
 from qimeng.bench.suite import Suite, problems_of
 from qimeng.errors import QimengError, SpecError
-from qimeng.planner.data.generate import Bytes, Drawn, draw, draw_many
+from qimeng.planner.data.generate import NETWORKS, Bytes, Drawn, draw, draw_many
 from qimeng.planner.data.tree import Tree, TreeError
 from qimeng.planner.data.tree_file import read_trees
 from qimeng.planner.data.tree_store import put_drawn, put_tree
@@ -110,7 +110,8 @@ def explore_one(
     with Store(store) as opened:
         put_drawn(opened, drawn)
         try:
-            task = make_task(drawn.spec, coder=coder, device=device or None, store=opened, by_region=False)
+            by_region = None if drawn.family in NETWORKS else False
+            task = make_task(drawn.spec, coder=coder, device=device or None, store=opened, by_region=by_region)
         except QimengError as error:
             return replace(row, error=f"{type(error).__name__}: {error}"[:500])
         try:

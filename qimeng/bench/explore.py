@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from qimeng.envs.steps.loop import Search
 from qimeng.envs.steps.session import Session
@@ -39,8 +39,26 @@ IDLE = 8
 """Trajectories in a row that judge no new program, after which the tree counts as explored."""
 
 
-Explorer = tuple[str, float, int, Search]
-"""Name, the most of the evaluations that it may use (a share), steps of a trajectory, search."""
+NETWORK_SHARE = 0.4
+"""The same for the heuristic on a network, whose steps are judged by region."""
+
+
+class Explorer(NamedTuple):
+    """Who explores.
+
+    Attributes:
+        name: in the row.
+        share: the most of the evaluations that it may use.
+        steps: of its trajectory.
+        search: takes them.
+        onwards: it begins with the best program that others found, else with the start program.
+    """
+
+    name: str
+    share: float
+    steps: int
+    search: Search
+    onwards: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +137,7 @@ def explore(
 ) -> Explored:
     """Explore the tree of `task` until `row.asked` programs are judged, time is up, or nothing new is found.
 
-    All explorers share the budget and what was judged; each starts at the start program.
+    All explorers share the budget and what was judged.
 
     Args:
         task: what is explored.
@@ -127,7 +145,7 @@ def explore(
         store: where every attempt is recorded.
         seconds: wall-clock budget.
         began: the time (`time.monotonic`) when the budget's seconds began; now by default.
-        explorers: the explorers in order; by default planned ones by `SHARES`, then `chance`.
+        explorers: the explorers in order; by default `planned`, or `of_networks` where steps are judged by region.
     """
     budget = Budget(seconds, row.asked)
     root = Session(task, budget, store, began=began)
@@ -136,13 +154,13 @@ def explore(
     if not first.ok:
         return replace(row, evaluations=1, error=f"the start program is refused: {first.error}"[:500])
     idle, by, stopped = 0, dict[str, int](), ""
-    for name, share, steps, search in planned() if explorers is None else explorers:
+    for name, share, steps, search, onwards in explorers or (of_networks() if task.by_region else planned()):
         before = ledger.evaluations
         ledger.budget = replace(
             budget, evaluations=min(row.asked, before + max(LEAST, int(share * row.asked))), steps=steps
         )
         branch = root.fork()
-        branch.return_to(root.state)
+        branch.return_to(ledger.best if onwards and ledger.best else root.state)
         search.run(branch)
         ledger.budget = budget
         by[name] = by.get(name, 0) + ledger.evaluations - before
@@ -181,16 +199,40 @@ def planned() -> Iterator[Explorer]:
         "beam": BeamSearch(HeuristicPlanner(), width=3, branch=3),
     }
     for name, share in SHARES:
-        yield name, share, Budget.steps, searches[name]
+        yield Explorer(name, share, Budget.steps, searches[name])
     yield from chance()
+
+
+def of_networks() -> Iterator[Explorer]:
+    """A heuristic that climbs; then, without end, mixtures of it and chance from the start and from the best program.
+
+    From a start of a hundred regions chance alone would lower a few of them.
+    """
+    yield Explorer("heuristic", NETWORK_SHARE, Budget.steps, HillClimb(HeuristicPlanner()))
+    for seed in count():
+        yield Explorer("mixture", 1.0, STEPS, HillClimb(MixturePlanner(HeuristicPlanner(), 0.2, seed)))
+        for epsilon in (0.5, 1.0):
+            tuning = HillClimb(MixturePlanner(HeuristicPlanner(), epsilon, seed))
+            yield Explorer("tuning", 1.0, STEPS, tuning, onwards=True)
 
 
 def chance() -> Iterator[Explorer]:
     """Mixtures of the heuristic and chance, and chance alone, without end."""
     for seed in count():
         for epsilon in (0.2, 0.5):
-            yield "mixture", 1.0, STEPS, GreedySearch(MixturePlanner(HeuristicPlanner(), epsilon, seed))
-        yield "random", 1.0, STEPS, GreedySearch(RandomPlanner(seed))
+            yield Explorer("mixture", 1.0, STEPS, GreedySearch(MixturePlanner(HeuristicPlanner(), epsilon, seed)))
+        yield Explorer("random", 1.0, STEPS, GreedySearch(RandomPlanner(seed)))
 
 
-__all__ = ["IDLE", "SHARES", "STEPS", "Explored", "Explorer", "chance", "explore", "planned"]
+__all__ = [
+    "IDLE",
+    "NETWORK_SHARE",
+    "SHARES",
+    "STEPS",
+    "Explored",
+    "Explorer",
+    "chance",
+    "explore",
+    "of_networks",
+    "planned",
+]

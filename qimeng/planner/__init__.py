@@ -30,6 +30,7 @@ PLANNERS = {
     "lm": "qimeng.planner.lm.planner:LanguageModelPlanner",
     "lower-only": "qimeng.planner.sweep:LowerOnlyPlanner",
     "random": "qimeng.planner.random:RandomPlanner",
+    "roofline": "qimeng.planner.sweep:RooflinePlanner",
     "sweep": "qimeng.planner.sweep:SweepPlanner",
 }
 """Name to the class's location. Each class is made without arguments."""

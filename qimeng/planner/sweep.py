@@ -1,6 +1,6 @@
-"""Baseline planners without decisions: they show what the coder's default kernels and its sweeps gain alone.
+"""Baseline planners with hardly a decision: they show what the coder's default kernels and its sweeps gain alone.
 
-Deals in fixed orders. Knows nothing about times. Other planners are compared with these.
+Deals in fixed orders, and in one by the roofline. Other planners are compared with these.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from qimeng.actions import kind_named
 from qimeng.actions.base import ScheduleKind
+from qimeng.envs.steps.time_shares import ceilings
 from qimeng.interfaces import Action, Observation, Planner
 
 
@@ -36,10 +37,28 @@ class SweepPlanner(LowerOnlyPlanner):
         yield from _of_regions(o, sorted(rewrites, key=lambda a: (a.kind, a.param)))
 
 
+class RooflinePlanner(Planner):
+    """Fuses all it can, then lowers one region a step: the one of which the program would gain most at its roofline.
+
+    What a program gains at most follows from Amdahl's law and the roofline (Williams et al., CACM 2009).
+    """
+
+    def choose(self, observation: Observation) -> Action:
+        """A fusion that computes nothing twice, then the best lowering; stops where none is left."""
+        o, tried = observation, {step.action for step in observation.history}
+        left = [a for a in o.actions if a not in tried and not a.param]
+        fusions = [a for kind in ("cluster", "fusion") for a in left if a.kind == kind]
+        if fusions:
+            return min(fusions, key=lambda a: len(a.regions))  # all at once, where that is offered
+        lowerings = [a for a in left if a.kind == "lowering"]
+        gains = ceilings(lowerings, o.program, o.evaluation, o.device, o.mode)
+        return max(zip(gains, lowerings, strict=True), default=(0.0, Action("stop")), key=lambda each: each[0])[1]
+
+
 def _of_regions(o: Observation, actions: list[Action]) -> Iterator[Action]:
     """`actions` by their region, in the order of the program."""
     for region in o.program.regions:
         yield from (a for a in actions if a.regions[0] == region.id)
 
 
-__all__ = ["LowerOnlyPlanner", "SweepPlanner"]
+__all__ = ["LowerOnlyPlanner", "RooflinePlanner", "SweepPlanner"]

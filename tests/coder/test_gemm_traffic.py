@@ -22,7 +22,7 @@ from qimeng.coder.template.families.gemm.sweeps import (
     promotion,
     shared_bytes,
 )
-from qimeng.coder.template.families.gemm.traffic import inline_sides, packed_sides
+from qimeng.coder.template.families.gemm.traffic import inline_sides, never_copied, packed_sides
 from qimeng.device import DEVICES
 from qimeng.envs.workers.compile import Compilers, job_of
 from qimeng.envs.workers.shared_server import shared_server
@@ -81,6 +81,13 @@ def test_half_operands_are_packed_only_where_rows_are_not_aligned() -> None:
 def test_half_operands_that_are_computed_are_computed_once() -> None:
     gate = found((4096, 1024), dtype=BF16, weight=(4096, 1024), before=torch.nn.functional.gelu)
     assert {s.packed for s in tried(gate)} == {"a"}
+
+
+def test_joined_operands_are_no_windows() -> None:
+    halves = found(
+        (512, 8192), weight=(8192, 8192), before=lambda x: torch.cat((torch.tanh(x[:, :4096]), x[:, 4096:]), 1)
+    )
+    assert never_copied(halves) == "" and {s.inline for s in tried(halves)} == {""}
 
 
 def test_half_products_start_from_large_tiles_as_well() -> None:

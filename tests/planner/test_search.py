@@ -85,7 +85,9 @@ def test_every_name_makes_its_class() -> None:
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown planner 'oracle'; known: heuristic, lm, lower-only, random, sweep"):
+    with pytest.raises(
+        ValueError, match="unknown planner 'oracle'; known: heuristic, lm, lower-only, random, roofline, sweep"
+    ):
         make_planner("oracle")
     with pytest.raises(ValueError, match="'lm:' names no folder: add one, or leave the colon out"):
         make_planner("lm:")
@@ -99,7 +101,7 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(PLANNERS) - WITH_FOLDER - {"lower-only", "sweep"})
+    "name", sorted(set(PLANNERS) - WITH_FOLDER - {"lower-only", "roofline", "sweep"})
 )  # the fake gains by fusion only
 @pytest.mark.parametrize("search", sorted(SEARCHES))
 def test_every_search_over_every_planner_improves_the_program(graph: OpGraph, search: str, name: str) -> None:

@@ -82,6 +82,10 @@ class Draft:
         self._init.append(f"self.{name} = {expression}")
         return f"self.{name}"
 
+    def setup(self, line: str) -> None:
+        """A line of the constructor that makes nothing."""
+        self._init.append(line)
+
     def let(self, expression: str, shape: Shape) -> Tensor:
         """A new line of `forward`."""
         made = Tensor(f"h{len(self.values) + 1}", shape)

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qimeng.errors import QimengError
+from qimeng.planner.data.convolutional import convolutional, decoder, dense
 from qimeng.planner.data.draft import Draft, Tensor
 from qimeng.planner.data.losses import loss
 from qimeng.planner.data.pointwise import pointwise
 from qimeng.planner.data.products import attention, block, gated, product, wide
 from qimeng.planner.data.rows import normalization, reduction, softmax
 from qimeng.planner.data.sizes import choose_sizes
+from qimeng.planner.data.transformer import mixer, towers, transformer
 
 if TYPE_CHECKING:
     from qimeng.spec import KernelSpec
@@ -36,6 +38,16 @@ FAMILIES: Mapping[str, Callable[[Draft], tuple[Tensor, ...]]] = {
     "wide": wide,
 }
 """What is drawn, by name; each is as likely as any other, products twice."""
+
+NETWORKS: Mapping[str, Callable[[Draft], tuple[Tensor, ...]]] = {
+    "convolutional": convolutional,
+    "dense": dense,
+    "decoder": decoder,
+    "transformer": transformer,
+    "mixer": mixer,
+    "towers": towers,
+}
+"""Networks of 50 to 300 operators, drawn where they are asked for by name."""
 
 DTYPES = ("float32", "float32", "float32", "bfloat16", "float16")
 MODES = ("default", "default", "default", "high")
@@ -74,7 +86,7 @@ class Drawn:
 
     Attributes:
         spec: the spec, called ``SEED-INDEX-FAMILY``.
-        family: one of `FAMILIES`.
+        family: one of `FAMILIES` or `NETWORKS`.
         seed: of the whole sequence.
         index: its number there.
     """
@@ -94,22 +106,23 @@ def draw(seed: int, index: int, sizes: Bytes | None = None, families: Sequence[s
         seed: of the sequence.
         index: number in it, from 0.
         sizes: how large its inputs are; 1 MiB to 1 GiB by default.
-        families: draw from these only; all by default.
+        families: draw from these only; all of `FAMILIES` by default.
 
     Raises:
         GenerateError: an unknown family.
     """
     from qimeng.spec import KernelSpec
 
-    unknown = [f for f in families if f not in FAMILIES]
+    drawn = {**FAMILIES, **NETWORKS}
+    unknown = [f for f in families if f not in drawn]
     if unknown:
-        raise GenerateError(f"unknown family {unknown[0]!r}; known: {', '.join(FAMILIES)}")
+        raise GenerateError(f"unknown family {unknown[0]!r}; known: {', '.join(drawn)}")
     rng = random.Random(f"{seed}/{index}")
     known = list(families or [*FAMILIES, "product"])
     family = rng.choice(known)
     dtype, mode = rng.choice(DTYPES), rng.choice(MODES)
     draft = Draft(rng)
-    results = FAMILIES[family](draft)
+    results = drawn[family](draft)
     if dtype == "float16" and any("torch.sum(" in line for line in draft.lines):
         dtype = "bfloat16"  # a sum of many elements leaves float16's range
     sizes = sizes or Bytes()
@@ -136,4 +149,4 @@ def draw_many(
             yield drawn
 
 
-__all__ = ["DTYPES", "FAMILIES", "Bytes", "Drawn", "GenerateError", "draw", "draw_many"]
+__all__ = ["DTYPES", "FAMILIES", "NETWORKS", "Bytes", "Drawn", "GenerateError", "draw", "draw_many"]

@@ -362,7 +362,8 @@ def _side(region: Region, nest: Nest, loads: Loads, name: str, expr: Expr, rows:
     is_load = plain.op == "load" and not nest.sources[plain.param].scalar
     aligned = all(_is_aligned(nest, e, (batch, rows, k)) for e in found if e.depends & set(rows) and e.depends & set(k))
     elements = nest.axes.extent(largest.depends)
-    repeats = elements / min(elements, prod(nest.sources[largest.param].shape))
+    whole = {e.param for e in found if nest.axes.extent(e.depends) == elements}  # several, where tensors are joined
+    repeats = elements / min(elements, sum(prod(nest.sources[param].shape) for param in whole))
     return Side(name, expr, rows, found, plain if is_load else None, held, k_major, aligned, repeats)
 
 

@@ -1,7 +1,7 @@
 """The schedule that lowering gives a loop over steps, and others worth measuring beside it.
 
 Deals in shapes and capacities. A step takes the time of its multiply-adds, of the weights that are read again, and of
-waiting for the other programs; the figures for these are guesses that no measurement has corrected yet. Knows nothing
+waiting for the other programs; the figures for these are guesses, and lowering measures the best few. Knows nothing
 about kernel text.
 """
 
@@ -62,6 +62,11 @@ def candidates(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
     return [*fast[:first], *plain[:FALLBACKS], *fast[first:], *plain[FALLBACKS:]]
 
 
+def keeps_states(plan: RecurrentPlan) -> bool:
+    """Whether the states of every step are kept, in a dtype with a NaN to spare, so that programs can wait for them."""
+    return plan.itemsize < 8 and set(plan.returned) == set(plan.exchanged)
+
+
 def takes_tf32(plan: RecurrentPlan, mode: str) -> bool:
     """Whether PyTorch may round products to TF32."""
     return plan.itemsize == 4 and precision_of([plan.node.packet], mode) == "high"
@@ -70,12 +75,12 @@ def takes_tf32(plan: RecurrentPlan, mode: str) -> bool:
 def dots(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
     """Cuts with products on tensor cores, the best guess first."""
     found = list[RecurrentSchedule]()
-    k = max(power_of_two(plan.column_count), LEAST)
+    k, kept = max(power_of_two(plan.column_count), LEAST), keeps_states(plan)
     for p in (LEAST, 2 * LEAST, 4 * LEAST):
         for shift in range(power_of_two(plan.column_count).bit_length()):
             r = power_of_two(plan.column_count) >> shift
             for warps in (4, 8):
-                s = RecurrentSchedule(block_p=p, block_r=r, block_k=k, warps=warps, dot=True)
+                s = RecurrentSchedule(block_p=p, block_r=r, block_k=k, warps=warps, dot=True, by_value=kept)
                 fits = shared_bytes(plan, s) <= device.shared_per_block
                 if fits and not no_tensor_cores(plan, s) and _at_once(plan, s, device):
                     found.append(s)
@@ -176,6 +181,7 @@ __all__ = [
     "dots",
     "exact",
     "guesses",
+    "keeps_states",
     "no_tensor_cores",
     "programs_of",
     "shared_bytes",

@@ -7,7 +7,14 @@ checked by whoever asks.
 from __future__ import annotations
 
 from qimeng.coder.template.families.common import check_special
-from qimeng.coder.template.families.recurrent.defaults import GUESSES, depth_block, dots, exact, takes_tf32
+from qimeng.coder.template.families.recurrent.defaults import (
+    GUESSES,
+    depth_block,
+    dots,
+    exact,
+    keeps_states,
+    takes_tf32,
+)
 from qimeng.coder.template.families.recurrent.plan import RecurrentPlan
 from qimeng.coder.template.families.recurrent.schedule import LEAST, RecurrentSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
@@ -61,8 +68,7 @@ class Pipeline(RecurrentMove):
     def schedules(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device) -> Found:
         """Depths of 1 to 6; warps from 1 to 16, and what their lanes share."""
         if param == "stages" and plan.exchanged:
-            known = plan.itemsize < 8 and set(plan.returned) == set(plan.exchanged)
-            return [schedule.but(by_value=not schedule.by_value)] if known else []
+            return [schedule.but(by_value=not schedule.by_value)] if keeps_states(plan) else []
         if param == "stages":
             return [schedule.but(stages=n) for n in (1, 2, 3, 4, 6) if n != schedule.stages]
         others = [w for w in (1, 2, 4, 8, 16) if w != schedule.warps] if param == "warps" else []

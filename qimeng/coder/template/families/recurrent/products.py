@@ -13,7 +13,7 @@ about steps, exchange and launches.
 
 from __future__ import annotations
 
-from qimeng.coder.template.families.recurrent.defaults import no_tensor_cores
+from qimeng.coder.template.families.recurrent.defaults import keeps_states, no_tensor_cores
 from qimeng.coder.template.families.recurrent.plan import Product, RecurrentPlan, Term, accumulated
 from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
@@ -75,7 +75,7 @@ class Products:
         self.whole = schedule.block_k >= self.depth
         if schedule.dot and (why := no_tensor_cores(plan, schedule)):
             raise Unsupported(f"products on tensor cores: {why}")
-        if schedule.by_value and (plan.stored not in ABSENT or set(plan.returned) != set(plan.exchanged)):
+        if schedule.by_value and not keeps_states(plan):
             raise Unsupported(f"waiting for values of {plan.stored}, or of states that are not returned")
         self.held = schedule.holds(plan.tiles, self.depth)
         self.scheme = schedule.precision if self.stored == "tl.float32" else ""  # on tensor cores
