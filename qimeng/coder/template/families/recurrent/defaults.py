@@ -43,6 +43,10 @@ DOT_CYCLES, DOT_RATE = 500, 187
 what tensor cores read comes from shared memory in each step."""
 
 
+COLUMNS = 32
+"""Columns of weights that tensor cores take in the time that fewer take."""
+
+
 def default_schedule(plan: RecurrentPlan, device: Device) -> RecurrentSchedule:
     """The one with the shortest steps by the figures above."""
     return candidates(plan, device)[0]
@@ -162,7 +166,8 @@ def cycles(plan: RecurrentPlan, s: RecurrentSchedule, sms: int = 132) -> float:
     weights = plan.tiles * s.block_r * plan.column_count
     wait = WAIT_CYCLES + WAIT_EACH * together if together > 1 else WAIT_CYCLES / 4
     if s.dot:
-        return waves * (DOT_CYCLES + weights * s.block_p / DOT_RATE) + wait
+        columns = max(plan.tiles * s.block_r, COLUMNS)
+        return waves * (DOT_CYCLES + columns * plan.column_count * s.block_p / DOT_RATE) + wait
     rate = 32 * min(s.warps, 4)
     again = 0.0 if s.holds(plan.tiles, plan.column_count) else weights * plan.itemsize / AGAIN_BYTES
     reads = len(plan.terms) * s.block_p * s.block_r * plan.column_count / 32
