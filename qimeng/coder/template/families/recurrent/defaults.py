@@ -105,14 +105,15 @@ def no_tensor_cores(plan: RecurrentPlan, s: RecurrentSchedule) -> str:
 
 def exact(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
     """Cuts with products as multiply-adds in fp32, the best guess first."""
-    found = list[RecurrentSchedule]()
+    found, kept = list[RecurrentSchedule](), keeps_states(plan)
     for p in (1 << i for i in range(power_of_two(plan.row_count).bit_length())):
         if p > FEW and found:
             break
         for shift in range(power_of_two(plan.column_count).bit_length()):
             r = power_of_two(plan.column_count) >> shift
             for warps in (4, 8):
-                s = RecurrentSchedule(block_p=p, block_r=r, block_k=depth_block(plan, p, r, warps), warps=warps)
+                k = depth_block(plan, p, r, warps)
+                s = RecurrentSchedule(block_p=p, block_r=r, block_k=k, warps=warps, by_value=kept)
                 if _at_once(plan, s, device):
                     found += [s, s.but(by_result=True)]
     ranked = sorted(found, key=lambda s: cycles(plan, s, device.sms))
