@@ -19,7 +19,7 @@ OPERATORS = (40, 160)
 
 
 @dataclass(frozen=True)
-class Style:
+class _Style:
     """What a network uses throughout.
 
     Attributes:
@@ -33,7 +33,7 @@ class Style:
     activation: str
 
 
-Block = Callable[[Draft, Tensor, int, Style], Tensor]
+Block = Callable[[Draft, Tensor, int, _Style], Tensor]
 """Adds a block on a tensor of [batch, channels, height, width] whose channels are so many times the base."""
 
 
@@ -69,7 +69,7 @@ def convolution(
     return draft.let(f"{layer}({x})", shape)
 
 
-def normed(draft: Draft, x: Tensor, style: Style, active: bool = True) -> Tensor:
+def _normed(draft: Draft, x: Tensor, style: _Style, active: bool = True) -> Tensor:
     """`x` normalized, then the activation."""
     if style.norm:
         channels = x.shape[1]
@@ -78,37 +78,37 @@ def normed(draft: Draft, x: Tensor, style: Style, active: bool = True) -> Tensor
     return draft.let(style.activation.format(x=x), x.shape) if active else x
 
 
-def basic(draft: Draft, x: Tensor, times: int, style: Style) -> Tensor:
+def _basic(draft: Draft, x: Tensor, times: int, style: _Style) -> Tensor:
     """Two convolutions of 3 x 3 beside the identity (He et al. 2016)."""
-    y = normed(draft, convolution(draft, x, x.shape[1], 3), style)
-    y = normed(draft, convolution(draft, y, x.shape[1], 3), style, active=False)
+    y = _normed(draft, convolution(draft, x, x.shape[1], 3), style)
+    y = _normed(draft, convolution(draft, y, x.shape[1], 3), style, active=False)
     return draft.let(style.activation.format(x=f"{y} + {x}"), x.shape)
 
 
-def bottleneck(draft: Draft, x: Tensor, times: int, style: Style) -> Tensor:
+def _bottleneck(draft: Draft, x: Tensor, times: int, style: _Style) -> Tensor:
     """A narrow convolution of 3 x 3 between two of 1 x 1, beside the identity (He et al. 2016)."""
     narrow = style.base if times < 4 else f"{times // 4} * {style.base}"
-    y = normed(draft, convolution(draft, x, narrow), style)
-    y = normed(draft, convolution(draft, y, narrow, 3), style)
-    y = normed(draft, convolution(draft, y, x.shape[1]), style, active=False)
+    y = _normed(draft, convolution(draft, x, narrow), style)
+    y = _normed(draft, convolution(draft, y, narrow, 3), style)
+    y = _normed(draft, convolution(draft, y, x.shape[1]), style, active=False)
     return draft.let(style.activation.format(x=f"{y} + {x}"), x.shape)
 
 
-def inverted(draft: Draft, x: Tensor, times: int, style: Style) -> Tensor:
+def _inverted(draft: Draft, x: Tensor, times: int, style: _Style) -> Tensor:
     """A wide depthwise convolution between two of 1 x 1, some with a gate of channels (Sandler et al. 2018)."""
     wide = f"{4 * times} * {style.base}"
-    y = normed(draft, convolution(draft, x, wide), style)
-    y = normed(draft, convolution(draft, y, wide, draft.rng.choice((3, 3, 5)), alone=True), style)
+    y = _normed(draft, convolution(draft, x, wide), style)
+    y = _normed(draft, convolution(draft, y, wide, draft.rng.choice((3, 3, 5)), alone=True), style)
     if draft.rng.random() < 0.5:
         mean = draft.let(f"{y}.mean((2, 3), keepdim=True)", (*y.shape[:2], "1", "1"))
         gate = convolution(draft, mean, style.base, bias=True)
         gate = draft.let(style.activation.format(x=gate), gate.shape)
         y = draft.let(f"{y} * torch.sigmoid({convolution(draft, gate, wide, bias=True)})", y.shape)
-    y = normed(draft, convolution(draft, y, x.shape[1]), style, active=False)
+    y = _normed(draft, convolution(draft, y, x.shape[1]), style, active=False)
     return draft.let(f"{y} + {x}", x.shape)
 
 
-def next_like(draft: Draft, x: Tensor, times: int, style: Style) -> Tensor:
+def _next_like(draft: Draft, x: Tensor, times: int, style: _Style) -> Tensor:
     """A depthwise convolution of 7 x 7, then two layers with channels last, scaled (Liu et al. 2022)."""
     channels = x.shape[1]
     y = convolution(draft, x, channels, 7, alone=True, bias=True)
@@ -121,51 +121,51 @@ def next_like(draft: Draft, x: Tensor, times: int, style: Style) -> Tensor:
     return draft.let(f"{y}.permute(0, 3, 1, 2) + {x}", x.shape)
 
 
-BLOCKS: tuple[Block, ...] = (basic, bottleneck, inverted, next_like)
+BLOCKS: tuple[Block, ...] = (_basic, _bottleneck, _inverted, _next_like)
 
 
 def convolutional(draft: Draft) -> tuple[Tensor, ...]:
     """Family: a network of three stages of equal blocks, sides halved and channels doubled between them, and a head."""
-    rng, style, x = draft.rng, _style(draft), _image(draft)
+    rng, style, x = draft.rng, _drawn_style(draft), _image(draft)
     block, times, most = rng.choice(BLOCKS), rng.choice((1, 2, 4)), rng.randint(*OPERATORS)
-    x = normed(draft, convolution(draft, x, _times(times, style), 3), style)
+    x = _normed(draft, convolution(draft, x, _times(times, style), 3), style)
     for stage in range(3):
         while len(draft.lines) < most * (stage + 1) / 3:
             x = block(draft, x, times, style)
         if stage < 2:
             times *= 2
-            x = normed(draft, convolution(draft, x, _times(times, style), 3, stride=2), style)
+            x = _normed(draft, convolution(draft, x, _times(times, style), 3, stride=2), style)
     mean = draft.let(f"{x}.mean((2, 3))", x.shape[:2])
     return (linear(draft, mean, draft.size("CLASSES", (10, 100, 1000))),)
 
 
 def dense(draft: Draft) -> tuple[Tensor, ...]:
     """Family: blocks in which each convolution reads all values before it (Huang et al. 2017), pooled in between."""
-    rng, style, x = draft.rng, _style(draft), _image(draft)
+    rng, style, x = draft.rng, _drawn_style(draft), _image(draft)
     layers, times = rng.randint(3, 8), 2
     x = convolution(draft, x, _times(times, style), 3)
     for stage in range(3):
         for _ in range(layers):
-            y = normed(draft, x, style)
-            y = normed(draft, convolution(draft, y, _times(4, style)), style)
+            y = _normed(draft, x, style)
+            y = _normed(draft, convolution(draft, y, _times(4, style)), style)
             y = convolution(draft, y, style.base, 3)
             times += 1
             x = draft.let(f"torch.cat(({x}, {y}), 1)", (x.shape[0], _times(times, style), *x.shape[2:]))
         if stage < 2:
             times = max(1, times // 2)
-            x = convolution(draft, normed(draft, x, style), _times(times, style))
+            x = convolution(draft, _normed(draft, x, style), _times(times, style))
             x = draft.let(f"F.avg_pool2d({x}, 2)", (*x.shape[:2], *map(_halved, x.shape[2:])))
-    mean = draft.let(f"{normed(draft, x, style)}.mean((2, 3))", x.shape[:2])
+    mean = draft.let(f"{_normed(draft, x, style)}.mean((2, 3))", x.shape[:2])
     return (linear(draft, mean, draft.size("CLASSES", (10, 100, 1000))),)
 
 
 def decoder(draft: Draft) -> tuple[Tensor, ...]:
     """Family: an encoder, and a decoder that reads the encoder's values at each side (Ronneberger et al. 2015)."""
-    rng, style, x = draft.rng, _style(draft), _image(draft)
-    block, depth = rng.choice((basic, inverted, next_like)), rng.randint(1, 3)
+    rng, style, x = draft.rng, _drawn_style(draft), _image(draft)
+    block, depth = rng.choice((_basic, _inverted, _next_like)), rng.randint(1, 3)
     kept = []
     for stage in range(3):
-        x = normed(draft, convolution(draft, x, _times(2**stage, style), 3, stride=2 if stage else 1), style)
+        x = _normed(draft, convolution(draft, x, _times(2**stage, style), 3, stride=2 if stage else 1), style)
         for _ in range(depth):
             x = block(draft, x, 2**stage, style)
         kept.append(x)
@@ -176,17 +176,17 @@ def decoder(draft: Draft) -> tuple[Tensor, ...]:
         )
         both = (up.shape[0], _times(3 * 2**stage, style), *up.shape[2:])
         x = draft.let(f"torch.cat(({up}, {kept[stage]}), 1)", both)
-        x = normed(draft, convolution(draft, x, _times(2**stage, style), 3), style)
+        x = _normed(draft, convolution(draft, x, _times(2**stage, style), 3), style)
         for _ in range(depth):
             x = block(draft, x, 2**stage, style)
     return (convolution(draft, x, "3", bias=True),)
 
 
-def _style(draft: Draft) -> Style:
+def _drawn_style(draft: Draft) -> _Style:
     norm = draft.rng.choice(("nn.BatchNorm2d({c})", "nn.BatchNorm2d({c})", "nn.GroupNorm({b}, {c})"))
     if draft.rng.random() < 0.6:
         draft.setup("self.eval()")
-    return Style(draft.size("CHANNELS", CHANNELS), norm, draft.rng.choice(ACTIVATIONS))
+    return _Style(draft.size("CHANNELS", CHANNELS), norm, draft.rng.choice(ACTIVATIONS))
 
 
 def _image(draft: Draft) -> Tensor:
@@ -194,7 +194,7 @@ def _image(draft: Draft) -> Tensor:
     return draft.input((draft.size("BATCH"), "3", side, side))
 
 
-def _times(times: int, style: Style) -> str:
+def _times(times: int, style: _Style) -> str:
     return style.base if times == 1 else f"{times} * {style.base}"
 
 
