@@ -6,6 +6,7 @@ in a straight line. Knows nothing about what the regions compute.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -52,8 +53,11 @@ def inputs_of_region(
 
 def time_regions(
     module: ModuleType, run: Callable[[], Any], entries: Sequence[str], prepare: Callable[[], None]
-) -> list[float]:
+) -> tuple[list[float], float]:
     """Device milliseconds of each region in one run, in the order of their calls; CUDA only.
+
+    A region's time is its kernels' alone where the host launches the whole run before `prepare`'s work is done; so what
+    the host took is returned as well, in milliseconds.
 
     Args:
         module: the namespace that the regions are called from.
@@ -76,9 +80,11 @@ def time_regions(
 
     with _replaced(module, entries, wrap):
         prepare()
+        began = time.perf_counter()
         run()
+        host_ms = 1e3 * (time.perf_counter() - began)
         torch.cuda.synchronize()
-    return [start.elapsed_time(end) for start, end in events]
+    return [start.elapsed_time(end) for start, end in events], host_ms
 
 
 def one_by_one(model: torch.nn.Module, inputs: Sequence[Any]) -> Any:

@@ -6,6 +6,7 @@ Deals in calls and their times. Gives no verdict on them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,12 @@ from qimeng.envs.workers.tensor_bits import same
 from qimeng.envs.workers.tensor_transfer import hand_over
 from qimeng.envs.workers.worker_setup import Draw
 from qimeng.spec.seeding import seed_generators
+
+CYCLES_A_MS = 2_000_000
+"""Cycles of a millisecond, at a clock that no GPU exceeds by far."""
+
+QUEUE_MS, HOST_SHARE, MOST_QUEUE_MS = 1.0, 1.5, 100.0
+"""Milliseconds of work before a profiled run: at least, more for each that the host took to launch it, and at most."""
 
 
 class TimedProgram(LoadedProgram):
@@ -116,13 +123,14 @@ class TimedProgram(LoadedProgram):
 
         Regions are not timed on the CPU.
         """
-        inputs = self._inputs(Draw(seed))
+        inputs, ahead_ms = self._inputs(Draw(seed)), QUEUE_MS
         rounds = []
         if self.module is not None and self.device.type == "cuda":
             for _ in range(repeats + 1):
-                rounds.append(
-                    time_regions(self.module, lambda: one_by_one(self.model, inputs), entries, self._fill_queue)
-                )
+                fill = partial(self._fill_queue, ahead_ms)
+                times, host_ms = time_regions(self.module, lambda: one_by_one(self.model, inputs), entries, fill)
+                rounds.append(times)
+                ahead_ms = min(max(ahead_ms, QUEUE_MS + HOST_SHARE * host_ms), MOST_QUEUE_MS)
         prepared = list(self._prepared())
         prepare_ms = None
         if prepared:
@@ -162,10 +170,10 @@ class TimedProgram(LoadedProgram):
             p.stamp = None
         return self.model(*inputs)
 
-    def _fill_queue(self) -> None:
-        """Keep the GPU busy for a while, so that the calls that follow are queued before they run."""
+    def _fill_queue(self, ms: float) -> None:
+        """Keep the GPU busy for so many milliseconds or more, so that calls that follow are queued before they run."""
         self.stopwatch.flush()
-        torch.cuda._sleep(2_000_000)
+        torch.cuda._sleep(round(ms * CYCLES_A_MS))
 
 
 def samples_to_json(samples: Samples) -> dict[str, Any]:
@@ -173,4 +181,4 @@ def samples_to_json(samples: Samples) -> dict[str, Any]:
     return {"device_ms": samples.device_ms, "wall_ms": samples.wall_ms}
 
 
-__all__ = ["TimedProgram", "samples_to_json"]
+__all__ = ["CYCLES_A_MS", "HOST_SHARE", "MOST_QUEUE_MS", "QUEUE_MS", "TimedProgram", "samples_to_json"]
