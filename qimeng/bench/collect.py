@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from qimeng.bench.explore import Explored, explore
+from qimeng.bench.explore import Explored, explore, of_networks
 from qimeng.bench.pool import Place, Pool
+from qimeng.bench.region_sweep import claims
 from qimeng.bench.suite import Suite, problems_of
 from qimeng.errors import QimengError, SpecError
 from qimeng.planner.data.generate import NETWORKS, Bytes, Drawn, draw, draw_many
@@ -27,6 +28,9 @@ from qimeng.store import Store
 
 STORE, LOG = "store.sqlite", "explored.jsonl"
 """Names of the two files of a collection's folder."""
+
+REGIONS = "regions"
+"""Folder in it with a file for each region of a network that was explored, or was being explored."""
 LEAST_S = 20.0
 """Seconds of a collection that are worth starting a spec in: what is judged in them is kept."""
 
@@ -119,7 +123,8 @@ def explore_one(
                 return replace(row, error=task.reason[:500])
             if structure(task.start.graph) in reserved():
                 return replace(row, error="reserved: a problem that planners are judged on has this structure")
-            return explore(task, row, opened, seconds, began=began)
+            explorers = of_networks(claims(store.parent / REGIONS)) if task.by_region else None
+            return explore(task, row, opened, seconds, began, explorers)
         finally:
             task.evaluator.close()
 
@@ -289,6 +294,7 @@ def read_texts(path: Path) -> dict[str, str]:
 
 __all__ = [
     "LOG",
+    "REGIONS",
     "STORE",
     "Assignment",
     "Plan",

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
+from qimeng.bench.region_sweep import Claim, RegionSweep
 from qimeng.envs.steps.loop import Search
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
@@ -39,8 +40,11 @@ IDLE = 8
 """Trajectories in a row that judge no new program, after which the tree counts as explored."""
 
 
-NETWORK_SHARE = 0.4
+NETWORK_SHARE = 0.25
 """The same for the heuristic on a network, whose steps are judged by region."""
+
+ENDLESS = 1 << 30
+"""Steps of an explorer that no number of steps ends."""
 
 
 class Explorer(NamedTuple):
@@ -51,14 +55,12 @@ class Explorer(NamedTuple):
         share: the most of the evaluations that it may use.
         steps: of its trajectory.
         search: takes them.
-        onwards: it begins with the best program that others found, else with the start program.
     """
 
     name: str
     share: float
     steps: int
     search: Search
-    onwards: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def explore(
 ) -> Explored:
     """Explore the tree of `task` until `row.asked` programs are judged, time is up, or nothing new is found.
 
-    All explorers share the budget and what was judged.
+    All explorers share the budget and what was judged; each starts at the start program.
 
     Args:
         task: what is explored.
@@ -154,13 +156,13 @@ def explore(
     if not first.ok:
         return replace(row, evaluations=1, error=f"the start program is refused: {first.error}"[:500])
     idle, by, stopped = 0, dict[str, int](), ""
-    for name, share, steps, search, onwards in explorers or (of_networks() if task.by_region else planned()):
+    for name, share, steps, search in explorers or (of_networks() if task.by_region else planned()):
         before = ledger.evaluations
         ledger.budget = replace(
             budget, evaluations=min(row.asked, before + max(LEAST, int(share * row.asked))), steps=steps
         )
         branch = root.fork()
-        branch.return_to(ledger.best if onwards and ledger.best else root.state)
+        branch.return_to(root.state)
         search.run(branch)
         ledger.budget = budget
         by[name] = by.get(name, 0) + ledger.evaluations - before
@@ -203,17 +205,19 @@ def planned() -> Iterator[Explorer]:
     yield from chance()
 
 
-def of_networks() -> Iterator[Explorer]:
-    """A heuristic that climbs; then, without end, mixtures of it and chance from the start and from the best program.
+def of_networks(claim: Claim = lambda signature: True) -> Iterator[Explorer]:
+    """A heuristic that climbs; every action on every region; then mixtures of the heuristic and chance, without end.
 
     From a start of a hundred regions chance alone would lower a few of them.
+
+    Args:
+        claim: asked before a region is explored (`RegionSweep`).
     """
     yield Explorer("heuristic", NETWORK_SHARE, Budget.steps, HillClimb(HeuristicPlanner()))
+    yield Explorer("regions", 1.0, ENDLESS, RegionSweep(claim))
     for seed in count():
-        yield Explorer("mixture", 1.0, STEPS, HillClimb(MixturePlanner(HeuristicPlanner(), 0.2, seed)))
-        for epsilon in (0.5, 1.0):
-            tuning = HillClimb(MixturePlanner(HeuristicPlanner(), epsilon, seed))
-            yield Explorer("tuning", 1.0, STEPS, tuning, onwards=True)
+        for epsilon in (0.2, 0.5):
+            yield Explorer("mixture", 1.0, STEPS, HillClimb(MixturePlanner(HeuristicPlanner(), epsilon, seed)))
 
 
 def chance() -> Iterator[Explorer]:

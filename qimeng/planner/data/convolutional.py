@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from qimeng.planner.data.draft import Draft, Tensor
 from qimeng.planner.data.products import linear
 
-CHANNELS = (8, 12, 16, 24, 32, 48, 64)
-SIDES = (2, 3, 4, 6, 7, 8, 12)
-ACTIVATIONS = ("F.relu({x})", "F.relu({x})", "F.silu({x})", "F.gelu({x})", "F.hardswish({x})", "F.leaky_relu({x}, 0.1)")
+BATCHES, CHANNELS, SIDES = (16,), (16, 32), (7, 14)
+"""Few sizes, so that networks share regions: what was found of one is known of the others."""
+
+ACTIVATIONS = ("F.relu({x})", "F.relu({x})", "F.silu({x})", "F.gelu({x})")
 OPERATORS = (40, 160)
 """Lines of `forward` before the head: drawn between the two; most are one operator, some are two or three."""
 
@@ -136,7 +137,7 @@ def convolutional(draft: Draft) -> tuple[Tensor, ...]:
             times *= 2
             x = _normed(draft, convolution(draft, x, _times(times, style), 3, stride=2), style)
     mean = draft.let(f"{x}.mean((2, 3))", x.shape[:2])
-    return (linear(draft, mean, draft.size("CLASSES", (10, 100, 1000))),)
+    return (linear(draft, mean, draft.size("CLASSES", (1000,))),)
 
 
 def dense(draft: Draft) -> tuple[Tensor, ...]:
@@ -156,7 +157,7 @@ def dense(draft: Draft) -> tuple[Tensor, ...]:
             x = convolution(draft, _normed(draft, x, style), _times(times, style))
             x = draft.let(f"F.avg_pool2d({x}, 2)", (*x.shape[:2], *map(_halved, x.shape[2:])))
     mean = draft.let(f"{_normed(draft, x, style)}.mean((2, 3))", x.shape[:2])
-    return (linear(draft, mean, draft.size("CLASSES", (10, 100, 1000))),)
+    return (linear(draft, mean, draft.size("CLASSES", (1000,))),)
 
 
 def decoder(draft: Draft) -> tuple[Tensor, ...]:
@@ -191,7 +192,7 @@ def _drawn_style(draft: Draft) -> _Style:
 
 def _image(draft: Draft) -> Tensor:
     side = f"4 * {draft.size('SIDE', SIDES)}"
-    return draft.input((draft.size("BATCH"), "3", side, side))
+    return draft.input((draft.size("BATCH", BATCHES), "3", side, side))
 
 
 def _times(times: int, style: _Style) -> str:

@@ -9,22 +9,21 @@ from qimeng.planner.data.draft import Draft, Tensor
 from qimeng.planner.data.pointwise import unary
 from qimeng.planner.data.products import linear
 
-HEADS = (2, 4, 6, 8, 12, 16)
-HEAD = (32, 64, 64, 80, 128)
-LENGTHS = (32, 64, 100, 128, 197, 256, 512, 1024)
+BATCHES, LENGTHS, HEADS, HEAD = (8,), (256, 1024), (8,), (64, 128)
+"""Few sizes, so that networks share regions: what was found of one is known of the others."""
 
 
 def transformer(draft: Draft) -> tuple[Tensor, ...]:
     """Family: layers of attention and two or three products, of the kinds in use; some layers are unlike the others."""
     rng = draft.rng
-    batch, length = draft.size("BATCH"), draft.size("LENGTH", LENGTHS)
+    batch, length = draft.size("BATCH", BATCHES), draft.size("LENGTH", LENGTHS)
     heads, head = draft.size("HEADS", HEADS), draft.size("HEAD", HEAD)
     width = f"{heads} * {head}"
     x = draft.input((batch, length, width))
     norm, rotary, causal = rng.choice(("layer", "rms", "module")), rng.random() < 0.4, rng.random() < 0.5
     way, mlp, first = rng.choice(("library", "library", "hand", "biased")), rng.choice(_MLPS), rng.random() < 0.75
     tables = [draft.parameter((length, head)) for _ in range(2)] if rotary else []
-    most = rng.randint(40, 160)
+    most = rng.randint(40, 110)
     while len(draft.lines) < most:
         if rng.random() < 0.1:
             mlp = rng.choice(_MLPS)
@@ -36,14 +35,14 @@ def transformer(draft: Draft) -> tuple[Tensor, ...]:
                 y = _mlp(draft, y, mlp)
             x = draft.let(f"{x} + {y}", x.shape)
             x = x if first else _normed(draft, x, norm)
-    return (linear(draft, _normed(draft, x, norm), draft.size("CLASSES", (10, 100, 1000, 8000))),)
+    return (linear(draft, _normed(draft, x, norm), draft.size("CLASSES", (1000,))),)
 
 
 def mixer(draft: Draft) -> tuple[Tensor, ...]:
     """Family: layers along tokens and along channels by turns (Tolstikhin et al. 2021), some with gates."""
     rng = draft.rng
-    batch, length = draft.size("BATCH"), draft.size("LENGTH", (16, 49, 64, 100, 196, 256))
-    width = draft.size("WIDTH", (64, 128, 192, 256, 384, 512, 768))
+    batch, length = draft.size("BATCH", (32,)), draft.size("LENGTH", (64, 256))
+    width = draft.size("WIDTH", (256, 512))
     x = draft.input((batch, length, width))
     norm, gated, most = rng.choice(("layer", "rms", "module")), rng.random() < 0.5, rng.randint(40, 160)
     while len(draft.lines) < most:
@@ -53,7 +52,7 @@ def mixer(draft: Draft) -> tuple[Tensor, ...]:
         y = linear(draft, _gate(draft, linear(draft, _normed(draft, x, norm), f"4 * {width}"), gated), width)
         x = draft.let(f"{x} + {y}", x.shape)
     mean = draft.let(f"{_normed(draft, x, norm)}.mean(1)", (batch, width))
-    return (linear(draft, mean, draft.size("CLASSES", (10, 100, 1000))),)
+    return (linear(draft, mean, draft.size("CLASSES", (1000,))),)
 
 
 def towers(draft: Draft) -> tuple[Tensor, ...]:
@@ -62,10 +61,10 @@ def towers(draft: Draft) -> tuple[Tensor, ...]:
     So are models that rank and recommend (Naumov et al. 2019): many small operators, which take as long to launch.
     """
     rng = draft.rng
-    batch, width = draft.size("BATCH"), draft.size("WIDTH", (16, 32, 48, 64, 128))
+    batch, width = draft.size("BATCH", (8192,)), draft.size("WIDTH", (64, 128))
     ends, deep = [], rng.randint(2, 4)
     for _ in range(rng.randint(3, 8)):
-        x = draft.input((batch, draft.size("FEATURES", (13, 32, 64, 100, 256))))
+        x = draft.input((batch, draft.size("FEATURES", (32, 256))))
         for layer in range(deep):
             x = unary(draft, linear(draft, x, width if layer == deep - 1 else f"2 * {width}"))
             x = _normed(draft, x, "layer") if rng.random() < 0.4 else x

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from qimeng.planner.data.generate import FAMILIES, Bytes, GenerateError, draw, draw_many
+from qimeng.actions.large import operators
+from qimeng.planner.data.generate import FAMILIES, NETWORKS, Bytes, GenerateError, draw, draw_many
 from qimeng.planner.data.overlap import reserved, signatures_of
+from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 
 LITTLE = Bytes(1 << 12, 1 << 16)
@@ -83,3 +85,19 @@ def _captured(index: int) -> None:
     spec.check()
     graph = capture_spec(spec)  # raises where the graph is not the module
     assert len(list(graph.ops())) >= 2, spec.source
+
+
+@pytest.mark.parametrize("family", NETWORKS)
+def test_networks_have_dozens_of_operators(family: str) -> None:
+    drawn = draw(5, 1, LITTLE, (family,))
+    graph = capture_spec(drawn.spec, verify=False)
+    count = operators(Program.start(graph))
+    assert 40 <= count <= 320, count
+    assert drawn.family == family and drawn.spec.dtype in ("float32", "bfloat16")
+    assert draw(5, 1, LITTLE, (family,)) == drawn
+
+
+def test_networks_are_drawn_where_they_are_asked_for() -> None:
+    assert not {d.family for d in draw_many(0, 100)} & set(NETWORKS)
+    names = tuple(NETWORKS)
+    assert {d.family for d in draw_many(0, 30, families=names)} == set(names)

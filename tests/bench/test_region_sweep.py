@@ -1,0 +1,61 @@
+"""Every action on every region of a network, each region once, whoever explores it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qimeng.actions import kind_named
+from qimeng.actions.base import ScheduleKind
+from qimeng.actions.large import unlike
+from qimeng.bench.region_sweep import RegionSweep, claims
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import Budget
+from qimeng.graph.opgraph import OpGraph
+from qimeng.interfaces import Action
+from qimeng.testing import fake_task, sample_graph
+
+MANY = Budget(float("inf"), 10_000, 100_000)
+
+
+@pytest.fixture(scope="module")
+def graph() -> OpGraph:
+    return sample_graph()
+
+
+def swept(graph: OpGraph, sweep: RegionSweep, budget: Budget = MANY) -> tuple[Session, str]:
+    session = Session(fake_task(graph), budget)
+    return session, sweep.run(session)
+
+
+def test_every_rewrite_of_every_lowered_region_is_tried(graph: OpGraph) -> None:
+    session, stopped = swept(graph, RegionSweep())
+    tried = [(a.parent, a.action) for a in session.ledger.attempts]
+    assert stopped == "stop"
+    lowered = [a for a in session.ledger.attempts if a.action.kind == "lowering"]
+    assert {a.action.regions[0] for a in lowered} == {r.id for r in unlike(session.task.start)}
+    for attempt in lowered:
+        again = Session(session.task, MANY)
+        again.begin()
+        again.step(attempt.action)
+        region = attempt.action.regions
+        wanted = {a for a in again.observe().actions if a.regions == region and _rewrites(a)}
+        assert wanted <= {action for parent, action in tried if parent == attempt.child}
+    assert len(set(tried)) == len(tried), "nothing is tried twice"
+
+
+def test_a_region_that_another_process_claimed_is_left_alone(graph: OpGraph, tmp_path: Path) -> None:
+    first, _ = swept(graph, RegionSweep(claims(tmp_path)))
+    assert any(a.action.kind == "lowering" for a in first.ledger.attempts)
+    second, stopped = swept(graph, RegionSweep(claims(tmp_path)))
+    assert stopped == "stop" and not any(a.action.kind == "lowering" for a in second.ledger.attempts)
+
+
+def test_it_ends_with_the_budget(graph: OpGraph) -> None:
+    session, stopped = swept(graph, RegionSweep(), Budget(float("inf"), 4))
+    assert stopped == "evaluations" and session.ledger.evaluations == 4
+
+
+def _rewrites(action: Action) -> bool:
+    return isinstance(kind_named(action.kind), ScheduleKind)
