@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from qimeng.planner.data.draft import Draft, Tensor
 from qimeng.planner.data.products import linear
 
-BATCHES, CHANNELS, SIDES = (16,), (16, 32), (7, 14)
+BATCHES, CHANNELS, SIDES = (16,), (32,), (7,)
 """Few sizes, so that networks share regions: what was found of one is known of the others."""
 
-ACTIVATIONS = ("F.relu({x})", "F.relu({x})", "F.silu({x})", "F.gelu({x})")
+ACTIVATIONS = ("F.relu({x})", "F.relu({x})", "F.silu({x})")
 OPERATORS = (40, 160)
 """Lines of `forward` before the head: drawn between the two; most are one operator, some are two or three."""
 
@@ -25,12 +25,10 @@ class _Style:
 
     Attributes:
         base: name of the size that all channels are multiples of.
-        norm: expression of a normalization of `{c}` channels, ``{b}`` the base; empty for none.
         activation: expression on `{x}`.
     """
 
     base: str
-    norm: str
     activation: str
 
 
@@ -72,10 +70,8 @@ def convolution(
 
 def _normed(draft: Draft, x: Tensor, style: _Style, active: bool = True) -> Tensor:
     """`x` normalized, then the activation."""
-    if style.norm:
-        channels = x.shape[1]
-        layer = draft.module(style.norm.format(c=channels, b=style.base), *(((channels,),) * 4))
-        x = draft.let(f"{layer}({x})", x.shape)
+    channels = x.shape[1]
+    x = draft.let(f"{draft.module(f'nn.BatchNorm2d({channels})', *(((channels,),) * 4))}({x})", x.shape)
     return draft.let(style.activation.format(x=x), x.shape) if active else x
 
 
@@ -116,8 +112,8 @@ def _next_like(draft: Draft, x: Tensor, times: int, style: _Style) -> Tensor:
     last = (x.shape[0], *x.shape[2:], channels)
     y = draft.let(f"{y}.permute(0, 2, 3, 1)", last)
     y = draft.let(f"{draft.module(f'nn.LayerNorm({channels})', (channels,), (channels,))}({y})", last)
-    y = linear(draft, y, f"4 * {channels}")
-    y = linear(draft, draft.let(f"F.gelu({y})", y.shape), channels)
+    y = linear(draft, y, f"4 * {channels}", "layer")
+    y = linear(draft, draft.let(f"F.gelu({y})", y.shape), channels, "layer")
     y = draft.let(f"{y} * {draft.parameter((channels,))}", last)
     return draft.let(f"{y}.permute(0, 3, 1, 2) + {x}", x.shape)
 
@@ -137,13 +133,13 @@ def convolutional(draft: Draft) -> tuple[Tensor, ...]:
             times *= 2
             x = _normed(draft, convolution(draft, x, _times(times, style), 3, stride=2), style)
     mean = draft.let(f"{x}.mean((2, 3))", x.shape[:2])
-    return (linear(draft, mean, draft.size("CLASSES", (1000,))),)
+    return (linear(draft, mean, draft.size("CLASSES", (1000,)), "layer"),)
 
 
 def dense(draft: Draft) -> tuple[Tensor, ...]:
     """Family: blocks in which each convolution reads all values before it (Huang et al. 2017), pooled in between."""
     rng, style, x = draft.rng, _drawn_style(draft), _image(draft)
-    layers, times = rng.randint(3, 8), 2
+    layers, times = 4, 2
     x = convolution(draft, x, _times(times, style), 3)
     for stage in range(3):
         for _ in range(layers):
@@ -157,7 +153,7 @@ def dense(draft: Draft) -> tuple[Tensor, ...]:
             x = convolution(draft, _normed(draft, x, style), _times(times, style))
             x = draft.let(f"F.avg_pool2d({x}, 2)", (*x.shape[:2], *map(_halved, x.shape[2:])))
     mean = draft.let(f"{_normed(draft, x, style)}.mean((2, 3))", x.shape[:2])
-    return (linear(draft, mean, draft.size("CLASSES", (1000,))),)
+    return (linear(draft, mean, draft.size("CLASSES", (1000,)), "layer"),)
 
 
 def decoder(draft: Draft) -> tuple[Tensor, ...]:
@@ -171,7 +167,7 @@ def decoder(draft: Draft) -> tuple[Tensor, ...]:
             x = block(draft, x, 2**stage, style)
         kept.append(x)
     for stage in (1, 0):
-        mode = rng.choice(("nearest", "nearest", "bilinear"))
+        mode = rng.choice(("nearest", "bilinear"))
         up = draft.let(
             f"F.interpolate({x}, scale_factor=2, mode='{mode}')", (*x.shape[:2], *map(_doubled, x.shape[2:]))
         )
@@ -184,10 +180,9 @@ def decoder(draft: Draft) -> tuple[Tensor, ...]:
 
 
 def _drawn_style(draft: Draft) -> _Style:
-    norm = draft.rng.choice(("nn.BatchNorm2d({c})", "nn.BatchNorm2d({c})", "nn.GroupNorm({b}, {c})"))
-    if draft.rng.random() < 0.6:
+    if draft.rng.random() < 0.75:
         draft.setup("self.eval()")
-    return _Style(draft.size("CHANNELS", CHANNELS), norm, draft.rng.choice(ACTIVATIONS))
+    return _Style(draft.size("CHANNELS", CHANNELS), draft.rng.choice(ACTIVATIONS))
 
 
 def _image(draft: Draft) -> Tensor:

@@ -14,12 +14,12 @@ WIDE = (2048, 3072, 4096, 5120, 6144, 8192, 11008, 14336, 16384)
 SIZES = (64, 96, 128, 250, 256, 384, 512, 768, 1000, 1024, 1536, 2048, 4096)
 
 
-def linear(draft: Draft, x: Tensor, width: str) -> Tensor:
-    """`x` times a matrix of parameters, with or without a bias."""
+def linear(draft: Draft, x: Tensor, width: str, way: str = "") -> Tensor:
+    """`x` times a matrix of parameters, with a bias where `way` is ``"layer"``; one of the ways is drawn by default."""
     depth = x.shape[-1]
     shape = (*x.shape[:-1], width)
     draft.products.append((*x.shape, width))
-    way = draft.rng.choice(("layer", "layer", "plain", "matrix"))
+    way = way or draft.rng.choice(("layer", "layer", "plain", "matrix"))
     if way == "matrix":
         matrix = draft.parameter((depth, width), f"torch.randn({{shape}}) / ({depth}) ** 0.5")
         return draft.let(f"torch.matmul({x}, {matrix})", shape)

@@ -6,11 +6,12 @@ Deals in heads, widths and layers. Knows nothing about how a product is computed
 from __future__ import annotations
 
 from qimeng.planner.data.draft import Draft, Tensor
-from qimeng.planner.data.pointwise import unary
 from qimeng.planner.data.products import linear
 
-BATCHES, LENGTHS, HEADS, HEAD = (8,), (256, 1024), (8,), (64, 128)
+BATCHES, LENGTHS, HEADS, HEAD = (8,), (512,), (8,), (64, 128)
 """Few sizes, so that networks share regions: what was found of one is known of the others."""
+
+ACTIVATIONS = ("F.relu({x})", "F.silu({x})", "torch.tanh({x})", "torch.sigmoid({x})")
 
 
 def transformer(draft: Draft) -> tuple[Tensor, ...]:
@@ -20,8 +21,8 @@ def transformer(draft: Draft) -> tuple[Tensor, ...]:
     heads, head = draft.size("HEADS", HEADS), draft.size("HEAD", HEAD)
     width = f"{heads} * {head}"
     x = draft.input((batch, length, width))
-    norm, rotary, causal = rng.choice(("layer", "rms", "module")), rng.random() < 0.4, rng.random() < 0.5
-    way, mlp, first = rng.choice(("library", "library", "hand", "biased")), rng.choice(_MLPS), rng.random() < 0.75
+    norm, rotary, causal = rng.choice(("layer", "rms")), rng.random() < 0.4, rng.random() < 0.5
+    way, mlp, first = rng.choice(("library", "library", "hand")), rng.choice(_MLPS), rng.random() < 0.75
     tables = [draft.parameter((length, head)) for _ in range(2)] if rotary else []
     most = rng.randint(40, 110)
     while len(draft.lines) < most:
@@ -35,24 +36,24 @@ def transformer(draft: Draft) -> tuple[Tensor, ...]:
                 y = _mlp(draft, y, mlp)
             x = draft.let(f"{x} + {y}", x.shape)
             x = x if first else _normed(draft, x, norm)
-    return (linear(draft, _normed(draft, x, norm), draft.size("CLASSES", (1000,))),)
+    return (_linear(draft, _normed(draft, x, norm), draft.size("CLASSES", (1000,))),)
 
 
 def mixer(draft: Draft) -> tuple[Tensor, ...]:
     """Family: layers along tokens and along channels by turns (Tolstikhin et al. 2021), some with gates."""
     rng = draft.rng
-    batch, length = draft.size("BATCH", (32,)), draft.size("LENGTH", (64, 256))
+    batch, length = draft.size("BATCH", (32,)), draft.size("LENGTH", (256,))
     width = draft.size("WIDTH", (256, 512))
     x = draft.input((batch, length, width))
-    norm, gated, most = rng.choice(("layer", "rms", "module")), rng.random() < 0.5, rng.randint(40, 160)
+    norm, gated, most = rng.choice(("layer", "rms")), rng.random() < 0.5, rng.randint(40, 160)
     while len(draft.lines) < most:
         y = draft.let(f"{_normed(draft, x, norm)}.transpose(1, 2)", (batch, width, length))
-        y = linear(draft, _gate(draft, linear(draft, y, f"2 * {length}"), gated), length)
+        y = _linear(draft, _gate(draft, _linear(draft, y, f"2 * {length}"), gated), length)
         x = draft.let(f"{x} + {y}.transpose(1, 2)", x.shape)
-        y = linear(draft, _gate(draft, linear(draft, _normed(draft, x, norm), f"4 * {width}"), gated), width)
+        y = _linear(draft, _gate(draft, _linear(draft, _normed(draft, x, norm), f"4 * {width}"), gated), width)
         x = draft.let(f"{x} + {y}", x.shape)
     mean = draft.let(f"{_normed(draft, x, norm)}.mean(1)", (batch, width))
-    return (linear(draft, mean, draft.size("CLASSES", (1000,))),)
+    return (_linear(draft, mean, draft.size("CLASSES", (1000,))),)
 
 
 def towers(draft: Draft) -> tuple[Tensor, ...]:
@@ -64,9 +65,9 @@ def towers(draft: Draft) -> tuple[Tensor, ...]:
     batch, width = draft.size("BATCH", (8192,)), draft.size("WIDTH", (64, 128))
     ends, deep = [], rng.randint(2, 4)
     for _ in range(rng.randint(3, 8)):
-        x = draft.input((batch, draft.size("FEATURES", (32, 256))))
+        x = draft.input((batch, draft.size("FEATURES", (256,))))
         for layer in range(deep):
-            x = unary(draft, linear(draft, x, width if layer == deep - 1 else f"2 * {width}"))
+            x = _unary(draft, _linear(draft, x, width if layer == deep - 1 else f"2 * {width}"))
             x = _normed(draft, x, "layer") if rng.random() < 0.4 else x
         ends.append(x)
     names, count = ", ".join(map(str, ends)), str(len(ends))
@@ -75,31 +76,41 @@ def towers(draft: Draft) -> tuple[Tensor, ...]:
     pairs = draft.let(f"torch.matmul({all_}, {all_}.transpose(1, 2))", (batch, count, count))
     flat = (batch, str(len(ends) ** 2))
     pairs = draft.let(f"{pairs}.flatten(1)", flat)
-    shared = linear(draft, pairs, width)
+    shared = _linear(draft, pairs, width)
     for x in ends:
-        shared = draft.let(f"{shared} * torch.sigmoid({x}) + {linear(draft, unary(draft, x), width)}", (batch, width))
+        shared = draft.let(f"{shared} * torch.sigmoid({x}) + {_linear(draft, _unary(draft, x), width)}", (batch, width))
     for _ in range(rng.randint(2, 6)):
-        crossed = linear(draft, shared, width)
+        crossed = _linear(draft, shared, width)
         shared = draft.let(f"{shared} + {ends[0]} * {crossed}", (batch, width))
-        shared = _normed(draft, unary(draft, shared), "rms") if rng.random() < 0.5 else unary(draft, shared)
-    return (draft.let(f"torch.sigmoid({linear(draft, shared, '1')})", (batch, "1")),)
+        shared = _normed(draft, _unary(draft, shared), "rms") if rng.random() < 0.5 else _unary(draft, shared)
+    return (draft.let(f"torch.sigmoid({_linear(draft, shared, '1')})", (batch, "1")),)
 
 
-_MLPS = ("gelu", "tanh", "silu gated", "gelu gated", "squared")
+def _linear(draft: Draft, x: Tensor, width: str) -> Tensor:
+    """A layer with a bias."""
+    return linear(draft, x, width, "layer")
+
+
+def _unary(draft: Draft, x: Tensor) -> Tensor:
+    """An activation."""
+    return draft.let(draft.rng.choice(ACTIVATIONS).format(x=x), x.shape)
+
+
+_MLPS = ("gelu", "silu gated", "squared")
 
 
 def _mlp(draft: Draft, x: Tensor, way: str) -> Tensor:
     """Two products, or three of which two meet."""
     width, wide = x.shape[-1], f"{'2' if 'gated' in way else '4'} * {x.shape[-1]}"
     shape = (*x.shape[:-1], wide)
-    h = linear(draft, x, wide)
+    h = _linear(draft, x, wide)
     if "gated" in way:
-        h = draft.let(f"F.{way.split()[0]}({h}) * {linear(draft, x, wide)}", shape)
+        h = draft.let(f"F.{way.split()[0]}({h}) * {_linear(draft, x, wide)}", shape)
     elif way == "squared":
         h = draft.let(f"torch.square(F.relu({h}))", shape)
     else:
-        h = draft.let(f"F.gelu({h}{', approximate=' + repr('tanh') if way == 'tanh' else ''})", shape)
-    return linear(draft, h, width)
+        h = draft.let(f"F.gelu({h})", shape)
+    return _linear(draft, h, width)
 
 
 def _attention(draft: Draft, x: Tensor, sizes: tuple[str, str], tables: list[Tensor], way: str, causal: bool) -> Tensor:
@@ -107,7 +118,7 @@ def _attention(draft: Draft, x: Tensor, sizes: tuple[str, str], tables: list[Ten
     (heads, head), (batch, length, width) = sizes, x.shape
     shape = (batch, heads, length, head)
     q, k, v = (
-        draft.let(f"{linear(draft, x, width)}.view({batch}, {length}, {heads}, {head}).transpose(1, 2)", shape)
+        draft.let(f"{_linear(draft, x, width)}.view({batch}, {length}, {heads}, {head}).transpose(1, 2)", shape)
         for _ in range(3)
     )
     if tables:
@@ -124,10 +135,8 @@ def _attention(draft: Draft, x: Tensor, sizes: tuple[str, str], tables: list[Ten
     else:
         scores = (batch, heads, length, length)
         s = draft.let(f"torch.matmul({q}, {k}.transpose(2, 3)) * {head} ** -0.5", scores)
-        if way == "biased":
-            s = draft.let(f"{s} + {draft.parameter((heads, length, length))}", scores)
         y = draft.let(f"torch.matmul(torch.softmax({s}, dim=-1), {v})", shape)
-    return linear(draft, draft.let(f"{y}.transpose(1, 2).reshape({batch}, {length}, {width})", x.shape), width)
+    return _linear(draft, draft.let(f"{y}.transpose(1, 2).reshape({batch}, {length}, {width})", x.shape), width)
 
 
 def _normed(draft: Draft, x: Tensor, way: str) -> Tensor:
@@ -136,8 +145,7 @@ def _normed(draft: Draft, x: Tensor, way: str) -> Tensor:
     if way == "rms":
         scale = draft.let(f"torch.rsqrt({x}.pow(2).mean(-1, keepdim=True) + 1e-6)", (*x.shape[:-1], "1"))
         return draft.let(f"{x} * {scale} * {draft.parameter((width,))}", x.shape)
-    made = (f"nn.LayerNorm({width})", (width,), (width,)) if way == "layer" else (f"nn.RMSNorm({width})", (width,))
-    return draft.let(f"{draft.module(*made)}({x})", x.shape)
+    return draft.let(f"{draft.module(f'nn.LayerNorm({width})', (width,), (width,))}({x})", x.shape)
 
 
 def _gate(draft: Draft, x: Tensor, gated: bool) -> Tensor:
