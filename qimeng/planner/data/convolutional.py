@@ -138,7 +138,7 @@ def convolutional(draft: Draft) -> tuple[Tensor, ...]:
 
 def dense(draft: Draft) -> tuple[Tensor, ...]:
     """Family: blocks in which each convolution reads all values before it (Huang et al. 2017), pooled in between."""
-    rng, style, x = draft.rng, _drawn_style(draft), _image(draft)
+    style, x = _drawn_style(draft), _image(draft)
     layers, times = 4, 2
     x = convolution(draft, x, _times(times, style), 3)
     for stage in range(3):
