@@ -6,6 +6,7 @@
     python -m benchmarks.planner bound --out runs/heldout --rows runs/planners.jsonl --bounds runs/bound.jsonl
     python -m benchmarks.planner live --out runs/heldout --rows runs/planners.jsonl --timed runs/live.jsonl
     python -m benchmarks.planner table runs/planners.jsonl --over RL
+    python -m benchmarks.planner networks nets.xz --rows runs/networks.jsonl
     python -m benchmarks.planner picture runs/planners.jsonl docs/planners.svg
 
 `explore` and `live` want the GPU (without one, times are estimated, and every row says so); all else runs on a CPU.
@@ -148,6 +149,32 @@ def replay(
     for row in found:
         append_replay(rows, row)
         print(f"{row.name:<24} {row.method.label:<24} seed {row.seed}: {row.share(evaluations):.0%} of the gain")
+
+
+@app.command()
+def networks(
+    trees: Annotated[list[Path], typer.Argument(help="Trees of networks (`qimeng collect export`).")],
+    rows: Annotated[Path, typer.Option(help="File of rows; runs that it holds are not made again.")],
+    lm: Lm = [],  # noqa: B006
+    method: Given = [],  # noqa: B006
+    evaluations: Annotated[int, typer.Option(help="Of each run.")] = EVALUATIONS,
+    seeds: Annotated[int, typer.Option(help="Seeds of methods that draw.")] = 3,
+    only: Annotated[int, typer.Option(help="Only so many networks; 0 for all.")] = 0,
+) -> None:
+    """What methods find on networks, put together from parts, beside a planner that knows everything."""
+    from experiments.planners.networks import METHODS, play
+    from experiments.planners.replay import append_replay, read_replays
+    from qimeng.bench.environment import environment
+    from qimeng.envs.steps.setup import make_device
+    from qimeng.planner.data.tree_file import read_trees
+
+    found = [tree for path in trees for tree in read_trees(path)]
+    given = (*METHODS, *_methods(lm, method, standard=False))
+    done = read_replays(rows) if rows.exists() else ()
+    for row in play(found[: only or None], given, environment(make_device("h200")), range(seeds), evaluations, done):
+        append_replay(rows, row)
+        shares = f"{row.share(20):4.0%} after 20, {row.share(evaluations):4.0%} at last"
+        print(f"{row.name:24} {row.method.label:28} {shares}, {row.coverage:.0%} known", flush=True)
 
 
 @app.command()

@@ -31,6 +31,7 @@ from qimeng.envs.steps.state import STOP, Budget
 from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Evaluation, Planner
 from qimeng.planner import WITH_FOLDER, draws, make_planner, make_search
+from qimeng.planner.data.put_together import PartsSession
 from qimeng.planner.data.tree import Tree
 from qimeng.planner.greedy import GreedySearch
 
@@ -241,7 +242,7 @@ class Stage:
         best = max((log_gain(e) for purpose, _, e in tree.evaluations if purpose == "step"), default=0.0)
         self.known = max(best, log_gain(self._root.begin()))
 
-    def run(self, method: Method, seed: int, evaluations: int = EVALUATIONS) -> StoredSession:
+    def run(self, method: Method, seed: int, evaluations: int = EVALUATIONS) -> StoredSession | PartsSession:
         """The session on which `method` was run."""
         session = self._root.again(Budget(math.inf, evaluations))
         search = method.make(seed)

@@ -1,7 +1,7 @@
 """A task whose programs are judged by what was found of their regions (`qimeng.planner.data.parts`).
 
-Deals in a coder that writes what was tried, a judge that adds up, and a session that offers what both know. Knows
-nothing about planners.
+Deals in a coder that writes what was tried, a judge that adds up, and in which actions both know. Knows nothing about
+planners.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from qimeng.actions import Context
 from qimeng.envs.steps.caching import UNKNOWN
 from qimeng.envs.steps.session import Session
-from qimeng.envs.steps.state import STOP, Budget
+from qimeng.envs.steps.state import STOP, Budget, State
 from qimeng.envs.steps.task import Task
 from qimeng.errors import CoderError, QimengError
 from qimeng.graph.region import Region
@@ -89,69 +89,6 @@ class PartsEvaluator(SerialEvaluator):
         return Evaluation(Gate.WRITE, f"nothing is known of {subject_of(request.program, request.patch)}", UNKNOWN)
 
 
-class PartsSession(Session):
-    """A session that offers actions whose outcome is known, and `stop`.
-
-    Attributes:
-        covered: for each program looked at, the share of its legal actions that is known.
-    """
-
-    def __init__(self, task: Task, budget: Budget | None = None, *arguments: Any, **named: Any):
-        super().__init__(task, budget, *arguments, **named)
-        self.covered: dict[str, float] = {}
-        self._known: dict[tuple[str, Action], bool] = {}
-
-    def offered(self) -> tuple[tuple[Action, ...], int]:
-        """Those of the legal actions that are known, in their order."""
-        actions, cut = super().offered()
-        kept = tuple(a for a in actions if a == STOP or self.knows(a))
-        if len(actions) > 1:
-            self.covered.setdefault(self.state.program.digest, (len(kept) - 1) / (len(actions) - 1))
-        return kept, cut
-
-    def written(self, request: Request) -> Patch:
-        """The patch; of several regions at once, those that were slower than PyTorch stay on it, as a judge has it."""
-        patch, ratios = super().written(request), self._parts.ratios
-        if not patch.others:
-            return patch
-        regions = {r.id: r for r in patch.apply(request.program).regions}
-        kept = [(id_, m) for id_, m in patch.others if ratios.get((regions[id_].signature, m.digest), 0.0) <= 1]
-        if not kept and not patch.rewrites:
-            raise CoderError("no region would gain")
-        return replace(patch, others=tuple(kept))
-
-    @property
-    def _parts(self) -> Parts:
-        coder = self.task.context.coder
-        assert isinstance(coder, PartsCoder)
-        return coder.parts
-
-    def knows(self, action: Action) -> bool:
-        """Whether the outcome of `action` on the present program is known."""
-        program, coder = self.state.program, self.task.context.coder
-        assert isinstance(coder, PartsCoder)
-        if coder.outcome(program, action) is not None:
-            return True
-        key = program.digest, action
-        if key not in self._known:
-            self._known[key] = self._answered(program, action)
-        return self._known[key]
-
-    def _answered(self, program: Program, action: Action) -> bool:
-        try:
-            patch = self.written(self.request(action))
-            if not patch.computes_otherwise:
-                evaluator = self.task.evaluator
-                return not isinstance(evaluator, PartsEvaluator) or _sums(evaluator, patch.apply(program))
-            return self.task.judged(program, patch).failure != UNKNOWN
-        except QimengError:
-            return False
-
-
-def _sums(evaluator: PartsEvaluator, program: Program) -> bool:
-    return evaluator.parts.evaluation(program, evaluator.start) is not None
-
-
 def parts_task(
     parts: Parts, start: Program, first: Evaluation, context: Context, conditions: Conditions, name: str = "program"
 ) -> Task:
@@ -160,7 +97,7 @@ def parts_task(
     Args:
         parts: what was found of regions.
         start: the start program.
-        first: what a judge found of it, or what `parts` gives.
+        first: what a judge found of it.
         context: device, coder (which says what can be implemented) and mode.
         conditions: keys of what is stored.
         name: what people call it.
@@ -169,4 +106,68 @@ def parts_task(
     return Task(start, known, PartsEvaluator(parts, first), conditions, name)
 
 
-__all__ = ["PartsCoder", "PartsEvaluator", "PartsSession", "parts_task"]
+class Known:
+    """Which actions of a `parts_task` have an outcome that is known; what was found is kept.
+
+    Args:
+        task: the task.
+    """
+
+    def __init__(self, task: Task):
+        coder, judge = task.context.coder, task.evaluator
+        assert isinstance(coder, PartsCoder) and isinstance(judge, PartsEvaluator)
+        self.task, self.coder, self.judge = task, coder, judge
+        self._found: dict[tuple[str, Action], Evaluation | None] = {}
+
+    def __call__(self, program: Program, action: Action) -> bool:
+        """Whether the outcome of `action` on `program` is known."""
+        return self.coder.outcome(program, action) is not None or self.evaluation(program, action) is not None
+
+    def evaluation(self, program: Program, action: Action) -> Evaluation | None:
+        """What a judge would find after `action`; of a step of the graph alone as well."""
+        key = program.digest, action
+        if key not in self._found:
+            self._found[key] = self._answer(program, action)
+        return self._found[key]
+
+    def _answer(self, program: Program, action: Action) -> Evaluation | None:
+        session = Session(self.task)
+        session.state = State(program)
+        try:
+            patch = session.written(session.request(action))
+            if not patch.computes_otherwise:
+                return self.judge.parts.evaluation(patch.apply(program), self.judge.start)
+            found = self.task.judged(program, patch)
+            return None if found.failure == UNKNOWN else found
+        except QimengError:
+            return None
+
+
+class PartsSession(Session):
+    """A session that offers actions whose outcome is known, and `stop`.
+
+    Args:
+        known: of the task.
+        budget: what may be used.
+        rest: as of `Session`.
+
+    Attributes:
+        covered: for each program looked at, the share of its legal actions that is known.
+        stopped: why the search on it ended.
+    """
+
+    def __init__(self, known: Known, budget: Budget | None = None, **rest: Any):
+        super().__init__(known.task, budget, **rest)
+        self.known, self.covered, self.stopped = known, dict[str, float](), ""
+
+    def offered(self) -> tuple[tuple[Action, ...], int]:
+        """Those of the legal actions that are known, in their order."""
+        actions, cut = super().offered()
+        program = self.state.program
+        kept = tuple(a for a in actions if a == STOP or self.known(program, a))
+        if len(actions) > 1:
+            self.covered.setdefault(program.digest, (len(kept) - 1) / (len(actions) - 1))
+        return kept, cut
+
+
+__all__ = ["Known", "PartsCoder", "PartsEvaluator", "PartsSession", "parts_task"]

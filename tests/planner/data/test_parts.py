@@ -17,11 +17,14 @@ from qimeng.envs.steps.state import STOP, Budget
 from qimeng.errors import CoderError
 from qimeng.interfaces import Action, Evaluation, Request, Timing
 from qimeng.planner import make_search
+from qimeng.planner.data.oracle import OraclePlanner
 from qimeng.planner.data.parts import Parts, parts_of
 from qimeng.planner.data.programs import programs_of
-from qimeng.planner.data.put_together import PartsSession, parts_task
+from qimeng.planner.data.put_together import Known, PartsSession, parts_task
 from qimeng.planner.data.tree import Tree
 from qimeng.planner.data.tree_file import read_trees
+from qimeng.planner.greedy import GreedySearch
+from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.program.program import Program
 from qimeng.testing import fake_kernel
 
@@ -48,7 +51,7 @@ def judged(tree: Tree) -> dict[str, Evaluation]:
 def session(tree: Tree, start: Program, evaluations: int = 40) -> PartsSession:
     context = Context(H200, make_coder("template"), tree.mode)
     task = parts_task(parts(), start, judged(tree)[start.digest], context, tree.conditions, tree.name)
-    return PartsSession(task, Budget(float("inf"), evaluations))
+    return PartsSession(Known(task), Budget(float("inf"), evaluations))
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -82,6 +85,20 @@ def test_a_planner_walks_where_nobody_measured(planner: str) -> None:
     assert all(e.failure != UNKNOWN for e in here.ledger.known.values())
     assert here.ledger.best.ms is not None and here.ledger.best.ms <= 1.001 * (judged(tree)[start.digest].ms or 0.0)
     assert 0 < min(here.covered.values()) <= max(here.covered.values()) <= 1
+
+
+def test_who_knows_all_finds_more_with_fewer_evaluations() -> None:
+    tree, start = walked()[1]
+    gains = {}
+    for name in ("oracle", "heuristic"):
+        here = session(tree, start, 12)
+        planner = OraclePlanner(here.known) if name == "oracle" else HeuristicPlanner()
+        GreedySearch(planner).run(here)
+        assert here.ledger.best is not None and here.ledger.best.ms is not None
+        gains[name] = here.ledger.best.ms, here.ledger.evaluations
+    assert gains["oracle"][0] <= gains["heuristic"][0]
+    best = min(e.ms for e in judged(tree).values() if e.ok and e.ms)
+    assert gains["oracle"][0] <= 1.02 * best, "what the tree knows is not missed"
 
 
 def test_only_what_was_tried_is_offered_and_written() -> None:
