@@ -219,4 +219,4 @@ def _middles(found: Mapping[str, list[float]]) -> dict[str, float]:
     return {key: median(values) for key, values in found.items()}
 
 
-__all__ = ["Key", "Move", "Outcome", "Parts", "parts_of", "units_of"]
+__all__ = ["ALONE", "WHOLE", "Key", "Move", "Outcome", "Parts", "parts_of", "units_of"]
