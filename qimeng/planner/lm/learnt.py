@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from qimeng.actions.large import is_large
+from qimeng.actions.large import MANY, is_large
 from qimeng.envs.steps.state import STOP
 from qimeng.interfaces import Action, Observation
 from qimeng.planner.data.tree import Tree
@@ -28,10 +28,12 @@ class Learnt:
     Attributes:
         actions: kinds of action, each with its option (``"tiling taller"``), sorted.
         regions: of the best programs, at most, in `MOST` of the trees.
+        large: whether some of them were of large programs (`qimeng.actions.large`).
     """
 
     actions: tuple[str, ...]
     regions: int
+    large: bool = False
 
     @classmethod
     def of(cls, trees: Iterable[Tree]) -> Self:
@@ -42,12 +44,13 @@ class Learnt:
             timed = [e for _, _, e in tree.evaluations if e.ok and e.ms is not None]
             if timed:
                 regions.append(len(min(timed, key=lambda e: e.ms or 0.0).region_ms))
-        return cls(tuple(sorted(names)), sorted(regions)[int(MOST * len(regions))] if regions else 0)
+        count = sorted(regions)[int(MOST * len(regions))] if regions else 0
+        return cls(tuple(sorted(names)), count, count >= MANY)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """What `to_json` gave."""
-        return cls(tuple(data["actions"]), int(data["regions"]))
+        return cls(tuple(data["actions"]), int(data["regions"]), bool(data.get("large", False)))
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -55,7 +58,8 @@ class Learnt:
 
     def __or__(self, other: Self) -> Self:
         """What either has."""
-        return type(self)(tuple(sorted({*self.actions, *other.actions})), max(self.regions, other.regions))
+        actions, large = tuple(sorted({*self.actions, *other.actions})), self.large or other.large
+        return type(self)(actions, max(self.regions, other.regions), large)
 
     def ruled(self, observation: Observation) -> Action | None:
         """What the planner by rule chooses, where that is for it to say; None where the model decides.
@@ -65,7 +69,8 @@ class Learnt:
         choice, program = HeuristicPlanner().choose(observation), observation.program
         if choice == STOP:
             return None
-        beyond = is_large(program) or (len(program.called) > self.regions and choice.kind != "fusion")
+        many = len(program.called) > self.regions and choice.kind != "fusion"
+        beyond = not self.large if is_large(program) else many
         return choice if beyond or action_name(choice) not in self.actions else None
 
     def is_done(self, observation: Observation) -> bool:

@@ -23,6 +23,7 @@ from qimeng.planner.lm.branches import Teacher, pairs_of
 from qimeng.planner.lm.config import TrainConfig, TrainingError, processor_of
 from qimeng.planner.lm.imitation import Example
 from qimeng.planner.lm.live import Elsewhere, Meter, OpenJudges, live_tasks, mixed_task
+from qimeng.planner.lm.networks import is_network, network_pairs, network_tasks
 from qimeng.planner.lm.replay import worth_replaying
 from qimeng.planner.lm.stored import Offer, StoredTask, looked_through, stored_tasks
 from qimeng.store import Store
@@ -120,14 +121,20 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0, elsewhere: Else
     wanted = partial(
         _examples, walks=config.walks, steps=config.ppo.max_steps, seed=config.seed, teacher=config.teacher
     )
-    needs_examples = (
-        config.imitation.epochs or config.start == "mini"
-    )  # a new tokenizer is learnt from examples as well
-    found = list(
-        looked_through(kept, config.coder, wanted if needs_examples and not (out / IMITATED).is_file() else None)
-    )
-    stored, examples = tuple(s for s, _ in found), tuple(example for _, some in found for example in some)
-    apart = tuple(worth_replaying(list(stored_tasks(held, config.coder))))
+    networks, small = [t for t in kept if is_network(t)], [t for t in kept if not is_network(t)]
+    if networks and config.answers != "stored":
+        raise TrainingError("trees of networks are answered from what was found of regions: set answers = 'stored'")
+    # a new tokenizer is learnt from examples as well
+    needed = bool(config.imitation.epochs or config.start == "mini") and not (out / IMITATED).is_file()
+    found = list(looked_through(small, config.coder, wanted if needed else None))
+    large = tuple(network_tasks(networks, config.coder))
+    stored, examples = (*(s for s, _ in found), *large), tuple(example for _, some in found for example in some)
+    if needed:
+        pairs = network_pairs(large, config.walks, config.ppo.max_steps, config.seed, config.teacher)
+        examples = (*examples, *(Example.of(seen, choice) for seen, choice in pairs))
+    held_small = stored_tasks([t for t in held if not is_network(t)], config.coder)
+    held_large = network_tasks([t for t in held if is_network(t)], config.coder, networks)
+    apart = tuple(worth_replaying([*held_small, *held_large]))
     if not stored:
         raise TrainingError(f"none of {len(kept)} trees begins with the program that this version makes of its spec")
     conditions = stored[0].task.conditions

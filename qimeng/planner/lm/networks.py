@@ -1,0 +1,167 @@
+"""Stored trees of networks as something to train on: programs put together from parts, and what the best planner does.
+
+Deals in tasks of `qimeng.planner.data.put_together`, walked like those of other trees. Knows nothing about policies.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from qimeng.actions import Context
+from qimeng.device import row_name
+from qimeng.envs.steps.setup import make_coder, make_device
+from qimeng.envs.steps.state import STOP
+from qimeng.errors import QimengError
+from qimeng.interfaces import Action, Coder, Observation
+from qimeng.planner.data.oracle import OraclePlanner
+from qimeng.planner.data.parts import ALONE, WHOLE, Parts, parts_of
+from qimeng.planner.data.put_together import Known, PartsSession, parts_task
+from qimeng.planner.data.tree import Tree
+from qimeng.planner.greedy import GreedySearch
+from qimeng.planner.lm.branches import ASTRAY, LEAST, Choice, Pair, Teacher
+from qimeng.planner.lm.stored import ENDLESS, StoredTask
+from qimeng.program.program import Program
+
+ALL = 400
+"""Evaluations after which what the planner that knows everything found counts as the best known."""
+
+STEPS = 256
+"""Steps of its run; those of the graph alone count."""
+
+
+@dataclass(frozen=True)
+class NetworkTask(StoredTask):
+    """A network whose programs are put together from parts, walked as a stored tree is.
+
+    Attributes:
+        parts: what is known of its actions.
+    """
+
+    parts: Known
+
+    def begin(self, steps: int = ENDLESS.steps, evaluations: int = ENDLESS.evaluations) -> PartsSession:
+        """An episode at the start program, judged."""
+        session = PartsSession(self.parts, replace(ENDLESS, steps=steps, evaluations=evaluations))
+        session.begin()
+        return session
+
+    def offered(self, seen: Observation) -> tuple[Action, ...]:
+        """Of `seen.actions`, those whose outcome is known; `stop` where there is none."""
+        return tuple(a for a in seen.actions if a != STOP and self.parts(seen.program, a)) or (STOP,)
+
+    @cached_property
+    def start_ms(self) -> float:
+        """Device milliseconds of the start program."""
+        return self.begin().state.ms or math.inf
+
+    @cached_property
+    def best_ms(self) -> float:
+        """Device milliseconds of what a planner that knows everything ends with."""
+        session = self.begin(STEPS, ALL)
+        GreedySearch(OraclePlanner(self.parts)).run(session)
+        best = session.ledger.best
+        return (best.ms if best is not None else None) or self.start_ms
+
+
+def is_network(tree: Tree) -> bool:
+    """Whether `tree` was explored region by region."""
+    return any(purpose == ALONE for purpose, _, _ in tree.evaluations)
+
+
+def network_tasks(
+    trees: Iterable[Tree], coder: str | Coder = "template", others: Iterable[Tree] = ()
+) -> Iterator[NetworkTask]:
+    """Tasks of those trees whose spec is captured as it was, and whose start program was judged right.
+
+    Args:
+        trees: of networks; what is known of one's regions is known of the others'.
+        coder: says what is legal.
+        others: more trees that tell of regions.
+    """
+    begun = list(_begun(trees))
+    parts = parts_of([*begun, *_begun(others)])
+    for tree, start in begun:
+        if (task := network_task(tree, start, parts, coder)) is not None:
+            yield task
+
+
+def network_task(tree: Tree, start: Program, parts: Parts, coder: str | Coder = "template") -> NetworkTask | None:
+    """The task of one network; None where nothing is known of its start program.
+
+    Gains are over the start program as it is put together, so that both times are of one kind.
+
+    Args:
+        tree: with the names of today's programs.
+        start: its start program.
+        parts: what was found of regions.
+        coder: says what is legal.
+    """
+    first = next((e for p, s, e in tree.evaluations if (p, s) == (WHOLE, start.digest) and e.ok), None)
+    made = None if first is None else parts.evaluation(start, first)
+    if first is None or made is None:
+        return None
+    context = Context(make_device(row_name(tree.conditions.device)), make_coder(coder), tree.mode)
+    task = parts_task(parts, start, replace(first, eager=made.timing), context, tree.conditions, tree.name)
+    return NetworkTask(tree, task, Known(task))
+
+
+def _begun(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Program]]:
+    for tree in trees:
+        with suppress(QimengError):  # captured otherwise today, or not at all
+            start = tree.start()
+            yield tree.today(start), start
+
+
+def network_pairs(
+    tasks: Sequence[NetworkTask], walks: int = 0, steps: int = 16, seed: int = 0, teacher: Teacher | None = None
+) -> Iterator[Pair]:
+    """What a planner that knows everything does: from the start to the end, and on walks with random detours.
+
+    Args:
+        tasks: the networks.
+        walks: with detours, through each.
+        steps: of each, at most.
+        seed: of the detours.
+        teacher: says how much worse an action may be to be imitated as well.
+    """
+    for task in tasks:
+        for walk in range(walks + 1):
+            yield from _pairs(task, steps, random.Random(f"{seed + walk} {task.tree.conditions.spec}"), walk, teacher)
+
+
+def _pairs(task: NetworkTask, steps: int, draw: random.Random, walk: int, teacher: Teacher | None) -> Iterator[Pair]:
+    session, oracle = task.begin(steps), OraclePlanner(task.parts)
+    while session.exhausted() is None and not session.state.done:
+        seen = session.observe()
+        choice = _choice(oracle, seen, teacher or Teacher())
+        if not choice:
+            return
+        yield seen, choice
+        moves = [a for a in seen.actions if a != STOP]
+        astray = walk > 0 and draw.random() < ASTRAY
+        session.step(draw.choice(moves) if astray else max(choice, key=lambda a: choice[a]))
+
+
+def _choice(oracle: OraclePlanner, seen: Observation, teacher: Teacher) -> Choice:
+    """How likely each action is to be chosen, by what it saves; empty where nothing saves anything."""
+    worth: dict[Action, float] = {}
+    for saved, action in oracle.ranked(seen):
+        if math.isinf(saved):
+            return {action: 1.0}
+        worth[action] = max(saved, worth.get(action, 0.0))
+    if not worth:
+        return {}
+    best = max(worth.values())
+    scale = teacher.tolerance * best
+    weights = {a: math.exp((w - best) / scale) if scale else float(w == best) for a, w in worth.items()}
+    kept = {a: w for a, w in weights.items() if w >= LEAST}
+    total = sum(kept.values())
+    return {a: w / total for a, w in kept.items()}
+
+
+__all__ = ["ALL", "STEPS", "NetworkTask", "is_network", "network_pairs", "network_task", "network_tasks"]
