@@ -71,6 +71,10 @@ class Teacher:
         worth = action_values.worth(seen, self.discount)
         if not worth:
             return {STOP: 1.0}
+        return self.among(worth)
+
+    def among(self, worth: Mapping[Action, float]) -> Choice:
+        """How likely each action is to be chosen, by what it is worth."""
         best = max(worth, key=lambda a: worth[a])
         scale = self.tolerance * worth[best]
         weights = {a: math.exp((w - worth[best]) / scale) if scale else float(a == best) for a, w in worth.items()}
@@ -163,6 +167,7 @@ def pairs_of(
 
 
 __all__ = [
+    "ASTRAY",
     "WALK",
     "Choice",
     "Pair",

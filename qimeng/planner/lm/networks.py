@@ -23,7 +23,7 @@ from qimeng.planner.data.parts import ALONE, WHOLE, Parts, parts_of
 from qimeng.planner.data.put_together import Known, PartsSession, parts_task
 from qimeng.planner.data.tree import Tree
 from qimeng.planner.greedy import GreedySearch
-from qimeng.planner.lm.branches import ASTRAY, LEAST, Choice, Pair, Teacher
+from qimeng.planner.lm.branches import ASTRAY, Choice, Pair, Teacher
 from qimeng.planner.lm.stored import ENDLESS, StoredTask
 from qimeng.program.program import Program
 
@@ -154,14 +154,7 @@ def _choice(oracle: OraclePlanner, seen: Observation, teacher: Teacher) -> Choic
         if math.isinf(saved):
             return {action: 1.0}
         worth[action] = max(saved, worth.get(action, 0.0))
-    if not worth:
-        return {}
-    best = max(worth.values())
-    scale = teacher.tolerance * best
-    weights = {a: math.exp((w - best) / scale) if scale else float(w == best) for a, w in worth.items()}
-    kept = {a: w for a, w in weights.items() if w >= LEAST}
-    total = sum(kept.values())
-    return {a: w / total for a, w in kept.items()}
+    return teacher.among(worth) if worth else {}
 
 
 __all__ = ["ALL", "STEPS", "NetworkTask", "is_network", "network_pairs", "network_task", "network_tasks"]
