@@ -6,7 +6,7 @@ region is known of equal ones in other networks (`qimeng.planner.data.parts`). K
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from qimeng.actions import kind_named
@@ -16,23 +16,30 @@ from qimeng.envs.steps.loop import Search
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import State
 from qimeng.interfaces import Action
+from qimeng.planner.heuristic_facts import intents_in_order
 
 FIRST = ("algebra", "cluster")
 """Kinds that are taken first, each action once: the regions are those that they leave."""
+
+FEW = (6, 3)
+"""Rewrites of a schedule that are tried at most: of the one that lowering chose, and of the fastest that came of it."""
 
 Claim = Callable[[str], bool]
 """Whether nobody has explored the region with this signature yet; nobody else is told so again."""
 
 
 class RegionSweep(Search):
-    """Lowers each unlike region, the slowest first, and takes every rewrite of its schedule, then of the best one's.
+    """Lowers each unlike region, the slowest first, and takes rewrites of its schedule, then of the best one's.
+
+    Those that the region's family thinks worth trying come first.
 
     Args:
         claim: asked before a region is explored; all are by default.
+        few: rewrites that are tried at most, in each of so many rounds.
     """
 
-    def __init__(self, claim: Claim = lambda signature: True):
-        self.claim = claim
+    def __init__(self, claim: Claim = lambda signature: True, few: Sequence[int] = FEW):
+        self.claim, self.few = claim, tuple(few)
 
     def run(self, session: Session) -> str:
         """From the session's state until the budget is used up, or no region is left."""
@@ -59,26 +66,28 @@ class RegionSweep(Search):
         return session.exhausted() or "stop"
 
     def _around(self, session: Session, lowered: State, region: str) -> None:
-        """Every rewrite of the schedule, then every one of the fastest that came of it."""
+        """Rewrites of the schedule, then of the fastest that came of it."""
         tried: set[tuple[str, Action]] = set()
         best = lowered
-        for _ in range(2):
-            found = [best]
-            for state in self._rewritten(session, best, region, tried):
-                found.append(state)
+        for few in self.few:
+            found = [best, *self._rewritten(session, best, region, tried, few)]
             faster = min(found, key=lambda s: s.ms if s.ms is not None else float("inf"))
             if faster is best:
                 return
             best = faster
 
     def _rewritten(
-        self, session: Session, state: State, region: str, tried: set[tuple[str, Action]]
+        self, session: Session, state: State, region: str, tried: set[tuple[str, Action]], few: int
     ) -> Iterator[State]:
         session.return_to(state)
-        digest = state.program.digest
-        for action in sorted(a for a in session.observe().actions if a.regions == (region,)):
-            if not isinstance(kind_named(action.kind), ScheduleKind) or (digest, action) in tried:
-                continue
+        seen, digest = session.observe(), state.program.digest
+        here = seen.program.region(region)
+        ms = seen.evaluation.region_ms.get(region, 0.0) if seen.evaluation else 0.0
+        likely = [Action(kind, (region,), param) for kind, param in intents_in_order(here, ms, seen)]
+        offered = [a for a in seen.actions if a.regions == (region,) and isinstance(kind_named(a.kind), ScheduleKind)]
+        first = [a for a in likely if a in offered]
+        ordered = [*first, *sorted(a for a in offered if a not in first)]
+        for action in [a for a in ordered if (digest, a) not in tried][:few]:
             tried.add((digest, action))
             session.return_to(state)
             if session.exhausted() is not None:

@@ -30,7 +30,7 @@ def swept(graph: OpGraph, sweep: RegionSweep, budget: Budget = MANY) -> tuple[Se
 
 
 def test_every_rewrite_of_every_lowered_region_is_tried(graph: OpGraph) -> None:
-    session, stopped = swept(graph, RegionSweep())
+    session, stopped = swept(graph, RegionSweep(few=(100, 100)))
     tried = [(a.parent, a.action) for a in session.ledger.attempts]
     assert stopped == "stop"
     lowered = [a for a in session.ledger.attempts if a.action.kind == "lowering"]
@@ -43,6 +43,12 @@ def test_every_rewrite_of_every_lowered_region_is_tried(graph: OpGraph) -> None:
         wanted = {a for a in again.observe().actions if a.regions == region and _rewrites(a)}
         assert wanted <= {action for parent, action in tried if parent == attempt.child}
     assert len(set(tried)) == len(tried), "nothing is tried twice"
+
+
+def test_no_more_rewrites_than_asked_for_are_tried(graph: OpGraph) -> None:
+    session, _ = swept(graph, RegionSweep(few=(2, 1)))
+    regions = [a.action.regions for a in session.ledger.attempts if _rewrites(a.action)]
+    assert regions and all(regions.count(r) <= 3 for r in regions)
 
 
 def test_a_region_that_another_process_claimed_is_left_alone(graph: OpGraph, tmp_path: Path) -> None:
