@@ -1,6 +1,7 @@
 """The table of generated kernels beside PyTorch's: the fastest schedule of each case.
 
-Deals in rows of `experiments.windows` and `experiments.attention`. Knows nothing about kernels.
+Deals in rows of `experiments.windows`, `experiments.attention` and `experiments.recurrent`. Knows nothing about
+kernels.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def beside(rows: Sequence[Row]) -> str:
     """A line a case: times of PyTorch's ways and of the fastest generated kernel, and how they compare."""
     best: dict[str, Row] = {}
     for row in rows:
+        if "ms" not in row:  # a schedule that does not compile
+            continue
         if row["case"] not in best or row["ms"] < best[row["case"]]["ms"]:
             best[row["case"]] = row
     lines = []

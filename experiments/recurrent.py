@@ -1,9 +1,9 @@
 """Generated recurrent layers beside PyTorch's own on a GPU: which cuts are right, and how fast each is.
 
-``python -m experiments.recurrent`` prints a JSON row for each layer and schedule: milliseconds of the generated loop
-over steps alone and of the whole program with that loop (its other products on PyTorch), milliseconds of PyTorch's own
-layer, and the largest error against float64 beside PyTorch's own. Needs a GPU. The figures of the recurrent family's
-defaults are to be chosen from these rows (`qimeng.coder.template.families.recurrent.defaults`).
+``python -m experiments.recurrent`` prints a JSON row for each layer and schedule: milliseconds of the whole program
+with that loop (its other products on PyTorch), of PyTorch's own layer, and the largest errors of both against float64.
+Needs a GPU. The figures of the recurrent family's defaults are to be chosen from these rows
+(`qimeng.coder.template.families.recurrent.defaults`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from qimeng.bench.environment import environment
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import current_device
 from qimeng.family import covering, refusal
@@ -68,7 +70,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] =
 """Layers and the shapes of their inputs."""
 
 SECONDS = 90.0
-"""After this no further schedule begins."""
+"""Of a run, shared out evenly among layers; after its share, no further schedule of a layer begins."""
 
 
 def rows(names: list[str]) -> Iterator[dict[str, Any]]:
@@ -78,8 +80,9 @@ def rows(names: list[str]) -> Iterator[dict[str, Any]]:
     device, coder, began = current_device(), TemplateCoder(), time.monotonic()
     if device is None:
         raise SystemExit("experiments.recurrent needs a GPU")
-    bench = partial(do_bench, warmup=20, rep=120)
-    for name in names or LAYERS:
+    bench, where = partial(do_bench, warmup=20, rep=120), asdict(environment(device))
+    chosen = names or list(LAYERS)
+    for number, name in enumerate(chosen, 1):
         make, shapes = LAYERS[name]
         torch.manual_seed(0)
         layer, inputs = make().cuda(), tuple(torch.rand(s, device="cuda") for s in shapes)
@@ -91,10 +94,10 @@ def rows(names: list[str]) -> Iterator[dict[str, Any]]:
         family, plan = covering(regions[-1])
         first = family.default(plan, device, "default")
         found = [first, *others(family, plan, first, device), *family.guesses(plan, first, device, "default")]
-        known = {"layer": name, "torch_ms": bench(partial(layer, *inputs)), "torch_error": own}
+        known = {"case": name, "eager_ms": bench(partial(layer, *inputs)), "eager_error": own, "environment": where}
         for schedule in dict.fromkeys(s for s in found if refusal(family, plan, s, device) is None):
-            if time.monotonic() - began > SECONDS:
-                return
+            if time.monotonic() - began > SECONDS * number / len(chosen):
+                break
             row = {**known, "schedule": str(schedule)}
             try:
                 program = start
