@@ -47,7 +47,7 @@ NETWORKS: Mapping[str, Callable[[Draft], tuple[Tensor, ...]]] = {
     "mixer": mixer,
     "towers": towers,
 }
-"""Networks of 50 to 300 operators, drawn where they are asked for by name."""
+"""Networks of about 50 to 300 operators, drawn where they are asked for by name."""
 
 DTYPES = ("float32", "float32", "float32", "bfloat16", "float16")
 MODES = ("default", "default", "default", "high")

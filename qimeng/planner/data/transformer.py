@@ -40,17 +40,19 @@ def transformer(draft: Draft) -> tuple[Tensor, ...]:
 
 
 def mixer(draft: Draft) -> tuple[Tensor, ...]:
-    """Family: layers along tokens and along channels by turns (Tolstikhin et al. 2021), some with gates."""
+    """Family: layers along tokens and along channels by turns (Tolstikhin et al. 2021)."""
     rng = draft.rng
     batch, length = draft.size("BATCH", (32,)), draft.size("LENGTH", (256,))
     width = draft.size("WIDTH", (256, 512))
     x = draft.input((batch, length, width))
-    norm, gated, most = rng.choice(("layer", "rms")), rng.random() < 0.5, rng.randint(40, 160)
+    norm, act, most = rng.choice(("layer", "rms")), rng.choice(("gelu", "silu")), rng.randint(40, 160)
     while len(draft.lines) < most:
         y = draft.let(f"{_normed(draft, x, norm)}.transpose(1, 2)", (batch, width, length))
-        y = _linear(draft, _gate(draft, _linear(draft, y, f"2 * {length}"), gated), length)
+        y = _linear(draft, y, f"2 * {length}")
+        y = _linear(draft, draft.let(f"F.{act}({y})", y.shape), length)
         x = draft.let(f"{x} + {y}.transpose(1, 2)", x.shape)
-        y = _linear(draft, _gate(draft, _linear(draft, _normed(draft, x, norm), f"4 * {width}"), gated), width)
+        y = _linear(draft, _normed(draft, x, norm), f"4 * {width}")
+        y = _linear(draft, draft.let(f"F.{act}({y})", y.shape), width)
         x = draft.let(f"{x} + {y}", x.shape)
     mean = draft.let(f"{_normed(draft, x, norm)}.mean(1)", (batch, width))
     return (_linear(draft, mean, draft.size("CLASSES", (1000,))),)
@@ -146,13 +148,6 @@ def _normed(draft: Draft, x: Tensor, way: str) -> Tensor:
         scale = draft.let(f"torch.rsqrt({x}.pow(2).mean(-1, keepdim=True) + 1e-6)", (*x.shape[:-1], "1"))
         return draft.let(f"{x} * {scale} * {draft.parameter((width,))}", x.shape)
     return draft.let(f"{draft.module(f'nn.LayerNorm({width})', (width,), (width,))}({x})", x.shape)
-
-
-def _gate(draft: Draft, x: Tensor, gated: bool) -> Tensor:
-    """An activation; with a gate, from the first half of channels on the second, repeated."""
-    if not gated:
-        return draft.let(f"F.gelu({x})", x.shape)
-    return draft.let(f"F.silu({x}) * torch.sigmoid({x})", x.shape)
 
 
 __all__ = ["mixer", "towers", "transformer"]
