@@ -106,6 +106,10 @@ def parts_task(
     return Task(start, known, PartsEvaluator(parts, first), conditions, name)
 
 
+REGIONED = ("cluster", "fusion", "unfuse")
+"""Kinds that make other regions alone: on PyTorch, those take what their operators take."""
+
+
 class Known:
     """Which actions of a `parts_task` have an outcome that is known; what was found is kept.
 
@@ -121,6 +125,8 @@ class Known:
 
     def __call__(self, program: Program, action: Action) -> bool:
         """Whether the outcome of `action` on `program` is known."""
+        if action.kind in REGIONED:
+            return True
         return self.coder.outcome(program, action) is not None or self.evaluation(program, action) is not None
 
     def evaluation(self, program: Program, action: Action) -> Evaluation | None:
