@@ -29,10 +29,11 @@ def _lstm(b: LoopBuilder, x: Parts, h: Parts, states: Parts) -> list[Name]:
 
 
 def _gru(b: LoopBuilder, x: Parts, h: Parts, states: Parts) -> list[Name]:
+    """(1 - z) n + z h, as cuDNN has it: a state stays as it is where z is 1, for however many steps."""
     r, z = (b.op("aten.sigmoid.default", b.op("aten.add.Tensor", x[i], h[i])) for i in (0, 1))
     n = b.op("aten.tanh.default", b.op("aten.add.Tensor", x[2], b.op("aten.mul.Tensor", r, h[2])))
-    change = b.op("aten.mul.Tensor", b.op("aten.sub.Tensor", states[0], n), z)
-    return [b.op("aten.add.Tensor", change, n)]
+    new = b.op("aten.mul.Tensor", b.op("aten.rsub.Scalar", z, 1), n)
+    return [b.op("aten.add.Tensor", new, b.op("aten.mul.Tensor", z, states[0]))]
 
 
 def _rnn(function: str) -> Cell:
