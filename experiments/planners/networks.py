@@ -16,7 +16,7 @@ from qimeng.planner import make_search
 from qimeng.planner.data.oracle import OraclePlanner
 from qimeng.planner.data.put_together import PartsSession
 from qimeng.planner.data.tree import Tree
-from qimeng.planner.lm.networks import STEPS, NetworkTask, network_tasks
+from qimeng.planner.lm.networks import STEPS, NetworkTask, captured_networks, network_tasks
 
 EVALUATIONS = 40
 """Of each run, the start program included."""
@@ -72,7 +72,7 @@ def play(
         done: rows that are there already.
     """
     known = {row.key for row in done if len(row.gains) == evaluations}
-    for task in network_tasks(trees):
+    for task in network_tasks(captured_networks(trees)):
         tree, stage = task.tree, NetworkStage(task)
         for method in methods:
             for seed in seeds if method != ORACLE and method.draws else seeds[:1]:

@@ -41,7 +41,7 @@ IDLE = 8
 
 
 NETWORK_SHARE = 0.25
-"""The same for the heuristic on a network, whose steps are judged by region."""
+"""The most of the evaluations that the heuristic may use on a network, whose steps are judged by region."""
 
 ENDLESS = 1 << 30
 """Steps of an explorer that no number of steps ends."""
@@ -206,7 +206,7 @@ def planned() -> Iterator[Explorer]:
 
 
 def of_networks(claim: Claim = lambda signature: True) -> Iterator[Explorer]:
-    """A heuristic that climbs; every action on every region; then mixtures of the heuristic and chance, without end.
+    """A heuristic that climbs; a few actions on every region; then mixtures of the heuristic and chance, without end.
 
     From a start of a hundred regions chance alone would lower a few of them.
 
@@ -229,6 +229,7 @@ def chance() -> Iterator[Explorer]:
 
 
 __all__ = [
+    "ENDLESS",
     "IDLE",
     "NETWORK_SHARE",
     "SHARES",

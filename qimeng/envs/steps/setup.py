@@ -127,7 +127,7 @@ def make_task(
         by_region: whether patches are judged on their region, and the whole program at milestones; by default on a GPU
             of this machine for programs of `MANY_REGIONS` regions and more. An evaluator that is given has to know
             `Asked.REGION`, or else it judges whole programs all the same. Data to train planners on is collected
-            without, so that every time in it is of one kind; but for networks.
+            without, so that every time in it is of one kind, except for networks.
         compiled: modes of torch.compile that the final verification will want, and the most seconds for each: on a GPU
             of this machine, they are compiled beside the capture.
 

@@ -122,7 +122,7 @@ def draw(seed: int, index: int, sizes: Bytes | None = None, families: Sequence[s
     family = rng.choice(known)
     dtype, mode = rng.choice(DTYPES), rng.choice(MODES)
     if family in NETWORKS:
-        dtype, mode = dtype.replace("float16", "bfloat16") if dtype == "float16" else dtype, "default"
+        dtype, mode = "bfloat16" if dtype == "float16" else dtype, "default"
     draft = Draft(rng)
     results = drawn[family](draft)
     if dtype == "float16" and any("torch.sum(" in line for line in draft.lines):

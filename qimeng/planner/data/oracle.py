@@ -5,9 +5,10 @@ Deals in parts that were timed (`qimeng.planner.data.parts`) and in savings an e
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
+from qimeng.actions.large import unlike
 from qimeng.envs.steps.state import STOP
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation, Planner
@@ -59,16 +60,16 @@ class OraclePlanner(Planner):
             after = self.known.evaluation(o.program, action)
             if after is not None and after.ok and after.ms and (saved := 1 - after.ms / now.ms) > LEAST:
                 yield saved, action
-        for region, times in _alike(o.program).items():
-            here = o.program.region(region)
+        alike = Counter(region.signature for region in o.program.called)
+        for here in unlike(o.program):
             on_torch = self.parts.on_torch(here)
             made = o.program.implementation(here)
             present = 1.0 if made.language == "torch" else self.parts.ratios.get((here.signature, made.digest))
             if on_torch is None or present is None:
                 continue
             for ratio, path in self._paths((here.signature, made.digest)):
-                action = Action(path[0][0], (region,), path[0][1])
-                saved = times * on_torch * (present - ratio) / now.ms
+                action = Action(path[0][0], (here.id,), path[0][1])
+                saved = alike[here.signature] * on_torch * (present - ratio) / now.ms
                 if action in offered and saved > LEAST:
                     yield saved / len(path), action
 
@@ -108,16 +109,6 @@ class OraclePlanner(Planner):
                 ways[key] = (*ways[here], move)
                 waiting.append(key)
                 yield self.parts.ratios.get(key, outcome.ratio), ways[key]
-
-
-def _alike(program: Program) -> dict[str, int]:
-    """The first of each set of equal regions, by its id, and how many there are."""
-    first: dict[str, str] = {}
-    count: dict[str, int] = {}
-    for region in program.called:
-        id_ = first.setdefault(region.signature, region.id)
-        count[id_] = count.get(id_, 0) + 1
-    return count
 
 
 __all__ = ["OraclePlanner"]

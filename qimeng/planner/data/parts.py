@@ -16,7 +16,7 @@ from statistics import median
 
 from qimeng.errors import QimengError
 from qimeng.graph.region import Region
-from qimeng.interfaces import Evaluation, Patch
+from qimeng.interfaces import Asked, Evaluation, Patch
 from qimeng.library import LANGUAGE
 from qimeng.planner.data.programs import programs_of
 from qimeng.planner.data.tree import Tree
@@ -24,7 +24,7 @@ from qimeng.program.implementation import Implementation
 from qimeng.program.program import Program
 from qimeng.store import evaluation_key
 
-WHOLE, ALONE = "step", "region"
+WHOLE, ALONE = "step", Asked.REGION.value
 """Purposes of what is stored: of a whole program, and of a region."""
 
 LEAST = 0.2
@@ -58,6 +58,7 @@ class Parts:
 
     Attributes:
         moves: what was tried on regions with an implementation.
+        refused: what the judge found of implementations that it refused.
         ratios: time of an implementation over that of its region on PyTorch.
         whole: milliseconds in programs that were judged as a whole.
         units: milliseconds on PyTorch of the regions that graphs begin with, by their signature.
@@ -66,6 +67,7 @@ class Parts:
     """
 
     moves: Mapping[Key, Mapping[Move, Outcome]]
+    refused: Mapping[Key, Evaluation]
     ratios: Mapping[Key, float]
     whole: Mapping[Key, float]
     units: Mapping[str, float]
@@ -147,15 +149,19 @@ def parts_of(trees: Iterable[tuple[Tree, Program]]) -> Parts:
             else:
                 whole[region.signature, made.digest].append(times[region.id])
     middles = {key: median(ms) for key, ms in whole.items()}
-    parts = Parts({}, {}, middles, _middles(units), _middles(launches))
+    parts = Parts({}, {}, {}, middles, _middles(units), _middles(launches))
     moves, ratios = defaultdict[Key, dict[Move, Outcome]](dict), defaultdict[Key, list[float]](list)
+    refused: dict[Key, Evaluation] = {}
     for step in (step for walk in walks for step in walk.steps()):
         outcome = _outcome(parts, step)
         key = step.before.signature, step.program.implementation(step.before).digest
         moves[key].setdefault(step.move, outcome)
+        after = step.after.signature, outcome.implementation.digest
         if outcome.ratio is not None:
-            ratios[step.after.signature, outcome.implementation.digest].append(outcome.ratio)
-    return replace(parts, moves=moves, ratios={key: median(found) for key, found in ratios.items()})
+            ratios[after].append(outcome.ratio)
+        elif not outcome.evaluation.ok:
+            refused[after] = outcome.evaluation
+    return replace(parts, moves=moves, refused=refused, ratios={key: median(found) for key, found in ratios.items()})
 
 
 @dataclass(frozen=True)

@@ -69,16 +69,12 @@ class PartsEvaluator(SerialEvaluator):
 
     def __init__(self, parts: Parts, start: Evaluation):
         self.parts, self.start = parts, start
-        tried = [outcome for moves in parts.moves.values() for outcome in moves.values()]
-        self._refused = {o.implementation.digest: o.evaluation for o in tried if not o.evaluation.ok}
 
     def answer(self, request: EvaluationRequest) -> Evaluation:
         """Of a whole program; the fastest alternative that is known is chosen."""
         found = []
         for number, program in enumerate(request.candidates):
-            changed = () if request.patch is None else request.patch.alternatives[number : number + 1]
-            refused = next((e for made in changed if (e := self._refused.get(made.digest))), None)
-            each = refused or self.parts.evaluation(program, self.start)
+            each = self._refused(program, request.patch) or self.parts.evaluation(program, self.start)
             if each is not None:
                 found.append(replace(each, chosen=number))
         right = [e for e in found if e.ok and e.ms is not None]
@@ -87,6 +83,13 @@ class PartsEvaluator(SerialEvaluator):
         if found:
             return found[0]
         return Evaluation(Gate.WRITE, f"nothing is known of {subject_of(request.program, request.patch)}", UNKNOWN)
+
+    def _refused(self, program: Program, patch: Patch | None) -> Evaluation | None:
+        """What refused the implementation that `patch` gives its region in `program`."""
+        if patch is None or patch.target is None:
+            return None
+        region = program.region(patch.target)
+        return self.parts.refused.get((region.signature, program.implementation(region).digest))
 
 
 def parts_task(

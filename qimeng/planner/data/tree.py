@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from qimeng.device import row_name
 from qimeng.envs.steps.caching import FINAL, ReplayCoder, ReplayEvaluator
 from qimeng.errors import QimengError, ReplayError
-from qimeng.interfaces import Action, Coder, Evaluation
+from qimeng.interfaces import Action, Asked, Coder, Evaluation
 from qimeng.interfaces.records import PatchRecord, action_from_data
 from qimeng.planner.data.evaluation_data import dense, sparse
 from qimeng.program.identity import IDENTITY
@@ -154,7 +154,8 @@ class Tree:
     @cached_property
     def times(self) -> Mapping[str, float]:
         """Digest of each program that was judged right to its device milliseconds."""
-        return {s: e.ms for purpose, s, e in self.evaluations if purpose != FINAL and e.ok and e.ms is not None}
+        alone = (FINAL, Asked.REGION.value)
+        return {s: e.ms for purpose, s, e in self.evaluations if purpose not in alone and e.ok and e.ms is not None}
 
     def best_branch(self, start: str) -> tuple[StoredStep, ...]:
         """The fewest accepted steps from the program `start` to the fastest program that they lead to.

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from qimeng.actions.large import MANY, is_large
 from qimeng.envs.steps.state import STOP
-from qimeng.interfaces import Action, Observation
+from qimeng.interfaces import Action, Asked, Observation
 from qimeng.planner.data.tree import Tree
 from qimeng.planner.heuristic import HeuristicPlanner
 
@@ -28,7 +28,7 @@ class Learnt:
     Attributes:
         actions: kinds of action, each with its option (``"tiling taller"``), sorted.
         regions: of the best programs, at most, in `MOST` of the trees.
-        large: whether some of them were of large programs (`qimeng.actions.large`).
+        large: whether that makes programs large (`qimeng.actions.large`).
     """
 
     actions: tuple[str, ...]
@@ -41,7 +41,7 @@ class Learnt:
         names, regions = set[str](), list[int]()
         for tree in trees:
             names |= {action_name(step.action) for step in tree.edges}
-            timed = [e for _, _, e in tree.evaluations if e.ok and e.ms is not None]
+            timed = [e for p, _, e in tree.evaluations if p != Asked.REGION.value and e.ok and e.ms is not None]
             if timed:
                 regions.append(len(min(timed, key=lambda e: e.ms or 0.0).region_ms))
         count = sorted(regions)[int(MOST * len(regions))] if regions else 0

@@ -33,6 +33,9 @@ ALL = 400
 STEPS = 256
 """Steps of its run; those of the graph alone count."""
 
+Captured = tuple[Tree, Program]
+"""A tree with the names of today's programs, and its start program."""
+
 
 @dataclass(frozen=True)
 class NetworkTask(StoredTask):
@@ -74,19 +77,23 @@ def is_network(tree: Tree) -> bool:
 
 
 def network_tasks(
-    trees: Iterable[Tree], coder: str | Coder = "template", others: Iterable[Tree] = ()
+    captured: Sequence[Captured], coder: str | Coder = "template", others: Sequence[Captured] = ()
 ) -> Iterator[NetworkTask]:
-    """Tasks of those trees whose spec is captured as it was, and whose start program was judged right.
+    """Tasks of the networks whose start program was judged right.
+
+    What is known of a region is known of it in all networks of the same device and precision mode.
 
     Args:
-        trees: of networks; what is known of one's regions is known of the others'.
+        captured: the networks.
         coder: says what is legal.
-        others: more trees that tell of regions.
+        others: more that tell of regions.
     """
-    begun = list(_begun(trees))
-    parts = parts_of([*begun, *_begun(others)])
-    for tree, start in begun:
-        if (task := network_task(tree, start, parts, coder)) is not None:
+    known = [*captured, *others]
+    kinds = {(tree.conditions.device, tree.mode) for tree, _ in known}
+    parts = {kind: parts_of([c for c in known if (c[0].conditions.device, c[0].mode) == kind]) for kind in kinds}
+    for tree, start in captured:
+        task = network_task(tree, start, parts[tree.conditions.device, tree.mode], coder)
+        if task is not None:
             yield task
 
 
@@ -110,11 +117,14 @@ def network_task(tree: Tree, start: Program, parts: Parts, coder: str | Coder = 
     return NetworkTask(tree, task, Known(task))
 
 
-def _begun(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Program]]:
+def captured_networks(trees: Iterable[Tree]) -> list[Captured]:
+    """Those of `trees` whose spec is captured today as it was then."""
+    found = []
     for tree in trees:
-        with suppress(QimengError):  # captured otherwise today, or not at all
+        with suppress(QimengError):
             start = tree.start()
-            yield tree.today(start), start
+            found.append((tree.today(start), start))
+    return found
 
 
 def network_pairs(
@@ -157,4 +167,14 @@ def _choice(oracle: OraclePlanner, seen: Observation, teacher: Teacher) -> Choic
     return teacher.among(worth) if worth else {}
 
 
-__all__ = ["ALL", "STEPS", "NetworkTask", "is_network", "network_pairs", "network_task", "network_tasks"]
+__all__ = [
+    "ALL",
+    "STEPS",
+    "Captured",
+    "NetworkTask",
+    "captured_networks",
+    "is_network",
+    "network_pairs",
+    "network_task",
+    "network_tasks",
+]

@@ -23,7 +23,7 @@ from qimeng.planner.lm.branches import Teacher, pairs_of
 from qimeng.planner.lm.config import TrainConfig, TrainingError, processor_of
 from qimeng.planner.lm.imitation import Example
 from qimeng.planner.lm.live import Elsewhere, Meter, OpenJudges, live_tasks, mixed_task
-from qimeng.planner.lm.networks import is_network, network_pairs, network_tasks
+from qimeng.planner.lm.networks import captured_networks, is_network, network_pairs, network_tasks
 from qimeng.planner.lm.replay import worth_replaying
 from qimeng.planner.lm.stored import Offer, StoredTask, looked_through, stored_tasks
 from qimeng.store import Store
@@ -127,13 +127,14 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0, elsewhere: Else
     # a new tokenizer is learnt from examples as well
     needed = bool(config.imitation.epochs or config.start == "mini") and not (out / IMITATED).is_file()
     found = list(looked_through(small, config.coder, wanted if needed else None))
-    large = tuple(network_tasks(networks, config.coder))
+    captured = captured_networks(networks)
+    large = tuple(network_tasks(captured, config.coder))
     stored, examples = (*(s for s, _ in found), *large), tuple(example for _, some in found for example in some)
     if needed:
         pairs = network_pairs(large, config.walks, config.ppo.max_steps, config.seed, config.teacher)
         examples = (*examples, *(Example.of(seen, choice) for seen, choice in pairs))
     held_small = stored_tasks([t for t in held if not is_network(t)], config.coder)
-    held_large = network_tasks([t for t in held if is_network(t)], config.coder, networks)
+    held_large = network_tasks(captured_networks(t for t in held if is_network(t)), config.coder, captured)
     apart = tuple(worth_replaying([*held_small, *held_large]))
     if not stored:
         raise TrainingError(f"none of {len(kept)} trees begins with the program that this version makes of its spec")

@@ -58,3 +58,18 @@ REFUSED = {
 def test_what_stays_whole_says_why(reason: str) -> None:
     found = Rewritten(REFUSED[reason], lambda: (torch.empty(X),), "layers")
     assert found.rules == [] and reason in "; ".join(found.reasons)
+
+
+def test_a_gru_keeps_its_state_where_its_gate_is_one() -> None:
+    """For however many steps: not a bit changes."""
+
+    def make() -> nn.GRU:
+        layer = nn.GRU(5, 8)
+        with torch.no_grad():
+            layer.bias_ih_l0[8:16] = 100.0
+        return layer
+
+    found = Rewritten(make, lambda: (torch.empty(300, 3, 5), torch.empty(1, 3, 8)), "layers")
+    state = torch.randn(1, 3, 8)
+    _, states = found.on(torch.randn(300, 3, 5), state)
+    assert torch.equal(states, state.expand(300, 3, 8))

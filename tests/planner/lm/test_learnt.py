@@ -98,3 +98,17 @@ def test_it_stops_where_nothing_is_left_that_it_has_learnt(planner: LanguageMode
     tuned = Action("library", (folds.program.regions[0].id,), "inductor-tuned")
     left = replace(folds, actions=(STOP, tuned))
     assert HeuristicPlanner().choose(left) == STOP == planner.choose(left)
+
+
+def test_regions_that_were_judged_alone_do_not_count_as_programs() -> None:
+    """The fastest of what a network's tree holds is one of its regions."""
+    tree = next(iter(read_trees(TREES)))
+    _, subject, one = next(e for e in tree.evaluations if e[2].ok and e[2].timing is not None)
+    assert one.timing is not None
+    many = replace(one, region_ms={f"r{i:08x}": 0.1 for i in range(MANY)})
+    alone = replace(one, timing=replace(one.timing, device_ms=1e-6), region_ms={"r00000000": 1e-6})
+    network = replace(tree, evaluations=(("step", subject, many), ("region", "of a region", alone)))
+    found = Learnt.of([network])
+    assert (found.regions, found.large) == (MANY, True)
+    assert Learnt.from_json(found.to_json()) == found and (found | Learnt(("fusion",), 2)).large
+    assert set(network.times) == {subject}

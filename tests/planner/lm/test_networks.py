@@ -16,7 +16,7 @@ from qimeng.planner.lm import replay, sources
 from qimeng.planner.lm import run as run_module
 from qimeng.planner.lm.branches import Teacher
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
-from qimeng.planner.lm.networks import NetworkTask, is_network, network_pairs, network_tasks
+from qimeng.planner.lm.networks import NetworkTask, captured_networks, is_network, network_pairs, network_tasks
 from qimeng.planner.lm.replay import Chance, mean_shares
 from qimeng.planner.lm.run import Run
 from qimeng.planner.lm.sources import gather
@@ -51,7 +51,7 @@ max_steps = 4
 
 @pytest.fixture(scope="module")
 def networks(trees_file: Path) -> tuple[NetworkTask, ...]:
-    return tuple(network_tasks(read_trees(trees_file), FakeCoder()))
+    return tuple(network_tasks(captured_networks(read_trees(trees_file)), FakeCoder()))
 
 
 def test_a_network_is_walked_where_nobody_measured(networks: tuple[NetworkTask, ...]) -> None:
