@@ -151,6 +151,7 @@ def explore(
     """
     budget = Budget(seconds, row.asked)
     root = Session(task, budget, store, began=began)
+    root.ledger.explores = task.by_region
     ledger, first = root.ledger, root.begin()
     row = replace(row, conditions=task.conditions.digest, estimated=task.estimated, device=task.context.device.name)
     if not first.ok:
@@ -213,8 +214,8 @@ def of_networks(claim: Claim = lambda signature: True) -> Iterator[Explorer]:
     Args:
         claim: asked before a region is explored (`RegionSweep`).
     """
-    yield Explorer("heuristic", NETWORK_SHARE, Budget.steps, HillClimb(HeuristicPlanner()))
     yield Explorer("regions", 1.0, ENDLESS, RegionSweep(claim))
+    yield Explorer("heuristic", NETWORK_SHARE, Budget.steps, HillClimb(HeuristicPlanner()))
     for seed in count():
         for epsilon in (0.2, 0.5):
             yield Explorer("mixture", 1.0, STEPS, HillClimb(MixturePlanner(HeuristicPlanner(), epsilon, seed)))

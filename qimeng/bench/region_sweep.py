@@ -13,6 +13,7 @@ from qimeng.actions import kind_named
 from qimeng.actions.base import ScheduleKind
 from qimeng.actions.large import unlike
 from qimeng.envs.steps.loop import Search
+from qimeng.envs.steps.next_kernels import prepare_actions
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import State
 from qimeng.interfaces import Action
@@ -87,7 +88,9 @@ class RegionSweep(Search):
         offered = [a for a in seen.actions if a.regions == (region,) and isinstance(kind_named(a.kind), ScheduleKind)]
         first = [a for a in likely if a in offered]
         ordered = [*first, *sorted(a for a in offered if a not in first)]
-        for action in [a for a in ordered if (digest, a) not in tried][:few]:
+        chosen = [a for a in ordered if (digest, a) not in tried][:few]
+        prepare_actions(session, chosen)
+        for action in chosen:
             tried.add((digest, action))
             session.return_to(state)
             if session.exhausted() is not None:

@@ -56,9 +56,7 @@ class Leaf:
         """Ways to make other values, the one that changes most first; empty if only the example itself can be used."""
         if self.limited is not None or not self.is_tensor:
             return self.limited or ()
-        seen = readable(unexpanded(self.value))
-        with seen.device:  # whatever the user's default device is
-            return ways_of(seen, self.domain) if is_plain(seen) else ()
+        return ways_like(self.value, self.domain)
 
     @property
     def is_tensor(self) -> bool:
@@ -132,6 +130,13 @@ def is_plain(x: torch.Tensor) -> bool:
             return False
         reach += step * (size - 1)
     return True
+
+
+def ways_like(x: torch.Tensor, domain: str) -> tuple[Way, ...]:
+    """Ways to make other values of `domain` like those of `x`, which are looked at where they are (`Leaf.ways`)."""
+    seen = readable(unexpanded(x))
+    with seen.device:  # whatever the user's default device is
+        return ways_of(seen, domain) if is_plain(seen) else ()
 
 
 def placed(x: torch.Tensor, device: str) -> torch.Tensor:
@@ -216,4 +221,15 @@ def infer_domain(x: Any) -> str:
     return "positive" if clear < float(low) < float(high) else "real"
 
 
-__all__ = ["DOMAINS", "Leaf", "domain_of", "infer_domain", "is_plain", "placed", "readable", "sample", "unexpanded"]
+__all__ = [
+    "DOMAINS",
+    "Leaf",
+    "domain_of",
+    "infer_domain",
+    "is_plain",
+    "placed",
+    "readable",
+    "sample",
+    "unexpanded",
+    "ways_like",
+]

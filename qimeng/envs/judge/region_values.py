@@ -14,7 +14,17 @@ from typing import Any
 import torch
 
 from qimeng.spec.law import KNOTS, Law
-from qimeng.spec.leaf import Leaf, domain_of, infer_domain, is_plain, placed, readable, sample, unexpanded
+from qimeng.spec.leaf import (
+    Leaf,
+    domain_of,
+    infer_domain,
+    is_plain,
+    placed,
+    readable,
+    sample,
+    unexpanded,
+    ways_like,
+)
 from qimeng.spec.origin import ExampleOrigin
 from qimeng.spec.source import Source
 from qimeng.spec.structure import distinct
@@ -68,8 +78,8 @@ def leaf_of(x: torch.Tensor, may_draw: bool) -> Leaf:
             seed = int.from_bytes(hashlib.blake2b(law.left.numpy().tobytes(), digest_size=6).digest())
             empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
             return DrawnLeaf(empty, domain, (Drawn(law),), seed=seed)
-    value = placed(x, "cpu")
-    return Leaf(value, domain_of(value))
+    domain = domain_of(x)  # looked at where it is: a CPU takes most of a second for a law of millions of values
+    return Leaf(placed(x, "cpu"), domain, tuple(way.to("cpu") for way in ways_like(x.detach(), domain)))
 
 
 def all_different(leaf: Leaf) -> Leaf:

@@ -7,7 +7,7 @@ in the order of their times, and asks a planner that may be asked ahead (`Runnin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, Self
@@ -99,6 +99,24 @@ def prepare_next(session: Running, action: Action, patch: Patch) -> None:
         _prepare_likely(session, action, patch, session.likely)
 
 
+def prepare_actions(session: Running, actions: Iterable[Action]) -> None:
+    """Have the judge compile what `actions` on one region each need, which come next whatever it finds; nothing fails.
+
+    Args:
+        session: at the program that all are taken on.
+        actions: legal there.
+    """
+    task = session.task
+    if not task.evaluator.prepares or task.context.coder.free_hand:
+        return
+    for action in actions:
+        with suppress(IllegalAction, CoderError):
+            request = session.request(action)
+            patch = session.written(request)
+            session.ledger.written[request.program.digest, request.action, request.mode] = patch
+            task.prepare(task.request(request.program, patch, Asked.REGION))
+
+
 def _prepare_likely(session: Running, action: Action, patch: Patch, choose: Callable[[Observation], Action]) -> None:
     """Have compiled what `choose` says comes next, if `patch` is right: as long as that is about other regions.
 
@@ -141,9 +159,9 @@ def _guessed(branch: Running, action: Action) -> Patch:
 
 
 def _may_prepare(session: Running) -> bool:
-    """Whether the engine compiles ahead, the coder asks no model, and another evaluation is left."""
+    """Whether the engine compiles ahead, the coder asks no model, and another evaluation is left for a guess."""
     task, ledger = session.task, session.ledger
-    last = ledger.evaluations + 1 >= ledger.budget.evaluations
+    last = ledger.explores or ledger.evaluations + 1 >= ledger.budget.evaluations
     return not last and task.evaluator.prepares and not task.context.coder.free_hand
 
 
@@ -206,4 +224,4 @@ def _waiting(session: Running, program: Program) -> list[Region]:
     return sorted(plain.values(), key=weight)
 
 
-__all__ = ["FIRST", "NEXT", "Running", "prepare_first", "prepare_next"]
+__all__ = ["FIRST", "NEXT", "Running", "prepare_actions", "prepare_first", "prepare_next"]

@@ -154,7 +154,9 @@ class Session:
         return ledger.writing + (1 + ledger.later) * ledger.longest + self.final_s()
 
     def final_s(self) -> float:
-        """Seconds that a final verification takes."""
+        """Seconds that a final verification takes; none where a search only explores."""
+        if self.ledger.explores:
+            return 0.0
         return max(self.ledger.longest, self.ledger.final) + self._anew_s()
 
     def fits(self, evaluations: int = 0) -> bool:

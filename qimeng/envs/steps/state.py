@@ -195,6 +195,8 @@ class Ledger:
         waiting: seconds that an evaluation has waited, in the mean.
         later: steps that are taken after the search, for which it leaves time (`qimeng.envs.steps.compiled_first`).
         writing: seconds that the coder took longest.
+        explores: whether steps are taken to learn what comes of them: no time is left for a final verification, and
+            what a planner may do next is not compiled ahead.
         final: seconds that a final verification takes, by what the first evaluation took; 0 where times are estimated.
         known: evaluations of this search by what was judged; asking again is free, except after an accident.
         accidents: number of failures of a program that may be accidents (`Evaluation.lasting`); the program is judged
@@ -225,6 +227,7 @@ class Ledger:
     waiting: float = 0.0
     later: int = 0
     writing: float = 0.0
+    explores: bool = False
     final: float = 0.0
     known: dict[str, Evaluation] = field(default_factory=dict)
     accidents: dict[str, int] = field(default_factory=dict)

@@ -51,6 +51,7 @@ class Draft:
         self.products: list[Shape] = []
         self._makers: list[str] = []
         self._init: list[str] = []
+        self._last: list[str] = []
 
     def size(self, name: str, pool: tuple[int, ...] = ()) -> str:
         """A new size called `name` (numbered where that is taken), one of `pool`."""
@@ -82,9 +83,9 @@ class Draft:
         self._init.append(f"self.{name} = {expression}")
         return f"self.{name}"
 
-    def setup(self, line: str) -> None:
-        """A line of the constructor that makes nothing."""
-        self._init.append(line)
+    def finish(self, line: str) -> None:
+        """A line at the end of the constructor, when all layers are there."""
+        self._last.append(line)
 
     def let(self, expression: str, shape: Shape) -> Tensor:
         """A new line of `forward`."""
@@ -100,7 +101,7 @@ class Draft:
         lines = ["import torch", "import torch.nn as nn", "import torch.nn.functional as F", ""]
         lines += [f"{name} = {sizes[name]}" for name in self.pools]
         lines += ["", "", "class Model(nn.Module):", "    def __init__(self):", "        super().__init__()"]
-        lines += [f"        {line}" for line in self._init]
+        lines += [f"        {line}" for line in (*self._init, *self._last)]
         lines += ["", f"    def forward(self, {arguments}):"]
         lines += [f"        {line}" for line in self.lines]
         lines += [f"        return {returned}", "", "", "def get_inputs():"]

@@ -26,6 +26,7 @@ from qimeng.interfaces.faults import LEFT_ASIDE
 from qimeng.program.program import Implementation, Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
+from qimeng.spec.source import Source
 
 PATIENCE_S = 60.0
 
@@ -330,3 +331,27 @@ def test_a_recurrent_region_has_its_weights_in_one_piece(monkeypatch: pytest.Mon
     held = dict(module.named_parameters())
     assert len(calls) == 1 and {id(w) for w in calls[0]} == {id(w) for w in held.values()}
     assert len(held) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "seen",
+    [
+        torch.rand(300, 70) * torch.logspace(-3, 3, 70) + 1,
+        torch.randn(64, 500).relu(),
+        torch.randn(9, 4096).where(torch.rand(9, 4096) > 0.001, 1e6),
+        torch.randint(0, 90, (40, 40)),
+        torch.rand(80, 80).round(),
+        torch.randn(30, 31, dtype=torch.bfloat16).softmax(-1),
+        torch.randn(5, 6, 7, 8).to(memory_format=torch.channels_last),
+    ],
+    ids=["scales", "zeros", "outliers", "whole", "two values", "rows", "strides"],
+)
+def test_values_on_a_gpu_show_the_law_that_they_show_on_a_cpu(seen: torch.Tensor) -> None:
+    here, there = region_values.leaf_of(seen, may_draw=False), region_values.leaf_of(seen.cuda(), may_draw=False)
+    assert here.domain == there.domain and torch.equal(here.value, there.value)
+    assert [type(w) for w in here.ways] == [type(w) for w in there.ways]
+    for way in range(len(here.ways)):
+        drawn, other = here.draw(Source(3, "cpu"), way), there.draw(Source(3, "cpu"), way)
+        assert drawn.stride() == other.stride() and drawn.device == other.device
+        torch.testing.assert_close(drawn, other)

@@ -9,7 +9,7 @@ from qimeng import KernelSpec
 from qimeng.actions.large import MANY
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.envs.steps.loop import optimize
-from qimeng.envs.steps.next_kernels import NEXT, prepare_next
+from qimeng.envs.steps.next_kernels import NEXT, prepare_actions, prepare_next
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
 from qimeng.interfaces import Action, Asked, Evaluation, EvaluationRequest, Observation, Patch, Planner
@@ -155,6 +155,26 @@ def test_guesses_leave_the_search_as_it_was(start: Program) -> None:
         return [(s.action, s.accepted) for s in optimize(task, GreedySearch(HeuristicPlanner()), Budget()).steps]
 
     assert steps(True) == steps(False)
+
+
+def test_a_search_that_explores_has_nothing_compiled_that_is_guessed_and_keeps_no_time_for_the_end(start) -> None:
+    judge = Preparing()
+    session = session_of(start, judge)
+    session.begin()
+    session.ledger.explores = True
+    assert session.step(Action("lowering", (start.regions[-1].id,))).accepted
+    assert not judge.told and session.final_s() == 0.0
+
+
+def test_known_actions_are_written_and_compiled_ahead(start: Program) -> None:
+    judge = Preparing(fails=True)
+    session = session_of(start, judge)
+    session.begin()
+    session.ledger.explores = True
+    prepare_actions(session, [Action("lowering", (r.id,)) for r in start.regions])
+    assert [r.patch.target for r in judge.told if r.patch] == [r.id for r in start.regions]
+    assert len(session.ledger.written) == len(start.regions) and not session.ledger.attempts
+    assert session.step(Action("lowering", (start.regions[0].id,))).accepted
 
 
 def test_the_winner_is_compiled_anew_ahead(start: Program) -> None:
