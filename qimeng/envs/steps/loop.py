@@ -15,13 +15,12 @@ from typing import Protocol, runtime_checkable
 
 from qimeng.actions import check_action
 from qimeng.envs.cost.roofline import roofline
-from qimeng.envs.judge.ranking import beats, refusal
-from qimeng.envs.screening.origin import printed
+from qimeng.envs.judge.ranking import beats
 from qimeng.envs.steps.compiled_first import compiled_first, compiled_last, submit_first
 from qimeng.envs.steps.compiled_whole import compiled_whole
+from qimeng.envs.steps.final_verification import FinalVerification
 from qimeng.envs.steps.left_out import left_aside, left_out
 from qimeng.envs.steps.result import Result
-from qimeng.envs.steps.second_best import Repairs
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget, Progress, State
 from qimeng.envs.steps.task import Task
@@ -32,9 +31,6 @@ from qimeng.plugins import where
 from qimeng.store import Store
 
 CLUSTER = Action("cluster")
-
-CLOCKS = ("clock", "not-timed")
-"""Classes of failure of a right program whose time is not believed."""
 
 MANY = 96
 """Regions from which on a program has too many for a search to look at each pair: a budget is tens of steps."""
@@ -165,10 +161,10 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     The candidates are the start program and those of the best one's path that beat the candidate before by twice the
     uncertainty (`qimeng.envs.judge.ranking`), so that noise adds no step. The last is verified; where it is wrong,
     another way to write its last kernel is (`qimeng.envs.steps.second_best`). Where that fails too, or is timed slower
-    than the candidate before it, that one is next. Where torch.compile, timed beside it, is faster, its
-    code is taken (`qimeng.envs.steps.compiled_whole`). Where nothing else passes, or what passes runs on PyTorch alone,
-    the computation is returned as its author wrote it; at once, where the search was interrupted before, or where the
-    wall limit leaves no time to verify (`Session.check_time`).
+    than the candidate before it, that one is next (`qimeng.envs.steps.final_verification`). Where torch.compile, timed
+    beside it, is faster, its code is taken (`qimeng.envs.steps.compiled_whole`). Where nothing else passes, or what
+    passes runs on PyTorch alone, the computation is returned as its author wrote it; at once, where the search was
+    interrupted before, or where the wall limit leaves no time to verify (`Session.check_time`).
     """
     task, ledger = session.task, session.ledger
     with suppress(KeyboardInterrupt):  # then what was judged as a whole before is the best
@@ -180,30 +176,11 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     if stopped == "interrupted" and best.program.on_pytorch:  # nothing to verify
         seen = ledger.start or Evaluation(Gate.WRITE, "interrupted before it was judged", "interrupted")
         return _as_written(session, seen, stopped, [*notes, "interrupted before a faster program was found"])
-    winner, evaluation, repairs = candidates[0], ledger.start, Repairs(session, notes)
+    last = FinalVerification(session, candidates, notes)
     try:
-        for number in range(len(candidates) - 1, -1, -1):
-            winner = candidates[number]
-            parent = candidates[number - 1] if number else None
-            session.check_time()
-            session.tell("final", f"verify the program of {len(winner.recipe())} steps in a fresh process")
-            evaluation = _verified(session, winner, notes)
-            problem = refusal(evaluation, parent.evaluation if parent else None)
-            if problem is None or number == 0:
-                break
-            notes.append(f"the program of {len(winner.recipe())} steps is not returned: {problem}")
-            if evaluation.failure == "wrong" and (repaired := repairs.of(winner, parent)) is not None:
-                winner, evaluation = repaired
-                break
+        winner, evaluation = last.run()
     except TimeUp:
-        return _out_of_time(session, winner, notes)
-    except KeyboardInterrupt:
-        evaluation = winner.evaluation or Evaluation(Gate.WRITE, "interrupted before it was judged", "interrupted")
-        if not winner.program.on_pytorch:  # what came after it was refused
-            evaluation = replace(evaluation, unchecked="the final verification was interrupted")
-            notes.append("the figures are those of the search")
-    if evaluation is None:
-        evaluation = task.judged(task.start, asked=Asked.FINAL)
+        return _out_of_time(session, last.winner, notes)
     if not evaluation.ok:
         notes.append(f"the program of {len(winner.recipe())} steps failed its own verification: {evaluation.error}")
     if stopped != "interrupted" and not evaluation.unchecked:
@@ -217,20 +194,6 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     if not winner.program.on_pytorch:
         return _result(session, winner, evaluation, stopped, notes)
     return _as_written(session, evaluation, stopped, [*notes, *_why_as_written(session, stopped)])
-
-
-def _verified(session: Session, winner: State, notes: list[str]) -> Evaluation:
-    """The final verification of a program: once more where clocks disagreed and seconds are left.
-
-    Only of what templates and PyTorch wrote. For other texts it would be one more draw for a program that cheats.
-    """
-    task, program = session.task, winner.program
-    found = task.judged(program, asked=Asked.FINAL)
-    if found.failure not in CLOCKS or not printed(program) or session.ledger.seconds_left <= 0:
-        return found
-    notes.append(f"the program of {len(winner.recipe())} steps was verified again: {found.error}")
-    session.tell("final", "verify it again: its times and the judge's clock disagreed")
-    return task.judged(program, asked=Asked.FINAL)
 
 
 def _why_as_written(session: Session, stopped: str) -> list[str]:

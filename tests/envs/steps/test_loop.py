@@ -10,53 +10,20 @@ from typing import Any
 
 import pytest
 
-from qimeng.envs.steps import loop
 from qimeng.envs.steps.caching import UNKNOWN, subject_of
 from qimeng.envs.steps.loop import established, optimize
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import ACCIDENTS, FINAL, Budget, Progress
 from qimeng.errors import CoderError
 from qimeng.graph.opgraph import OpGraph
-from qimeng.interfaces import Action, Evaluation, Gate, Patch, Timing
+from qimeng.interfaces import Action, Evaluation, Gate, Patch
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.random import RandomPlanner
 from qimeng.program.program import Program
-from qimeng.testing import FakeClock, FakeCoder, FakeEvaluator, ScriptedCoder, ScriptedPlanner, fake_task
+from qimeng.testing import FakeClock, FakeCoder, FakeEvaluator, ScriptedCoder, fake_task
+from tests.envs.steps.scripts import FUSE_ALL, Timed, first, scripted, started
 
 Run = Callable[..., Any]
-FUSE_ALL = ("fusion", "fusion", "fusion", "fusion", "lowering")
-
-
-def scripted(*script: Action | str) -> GreedySearch:
-    return GreedySearch(ScriptedPlanner(script))
-
-
-def started(graph: OpGraph, **parts: Any) -> Session:
-    session = Session(fake_task(graph, **parts))
-    session.begin()
-    return session
-
-
-def first(session: Session, text: str) -> Action:
-    return next(a for a in session.observe().actions if str(a).startswith(text))
-
-
-class Timed(FakeEvaluator):
-    """Times by script, in the order programs are judged; the last one stays."""
-
-    def __init__(self, *times: float, final: tuple[float, ...] = (), spread: float = 0.01, eager: float = 10.0):
-        super().__init__(spread=spread)
-        self.times, self.finals, self.eager = list(times), list(final), eager
-
-    def timed(self, evaluation: Evaluation, times: list[float]) -> Evaluation:
-        ms = times.pop(0) if len(times) > 1 else times[0]
-        return replace(evaluation, timing=Timing(ms, self.spread), eager=Timing(self.eager, self.spread))
-
-    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        return self.timed(super().judge(program, patch), self.times)
-
-    def verify(self, program: Program) -> Evaluation:
-        return self.timed(super().judge(program), self.finals or self.times[-1:])
 
 
 # ---- one step
@@ -371,45 +338,6 @@ def test_small_gains_add_up_to_one_above_the_noise(graph: OpGraph) -> None:
     assert [s.ms for s in established(session.ledger.best)] == [10.0, 9.85, 9.65]  # the first is mostly generated
 
 
-def test_a_winner_that_fails_is_walked_back(graph: OpGraph) -> None:
-    class Fails(Timed):
-        def verify(self, program: Program) -> Evaluation:
-            generated = sum(program.implementation(r).generated for r in program.regions)
-            if generated > 1:
-                return Evaluation(Gate.PROGRAM, "output 0 differs", "wrong")
-            return super().verify(program)
-
-    result = optimize(
-        fake_task(graph, Fails(10.0, 8.0, 6.0, 5.0, final=(7.9,))), scripted("lowering", "lowering", "lowering")
-    )
-    assert len(result.recipe) == 1 and result.evaluation.ms == 7.9
-    assert sum("output 0 differs" in note for note in result.notes) == 2
-
-
-def test_when_everything_fails_the_start_program_is_returned(graph: OpGraph) -> None:
-    class Fails(FakeEvaluator):
-        def verify(self, program: Program) -> Evaluation:
-            if any(program.implementation(r).generated for r in program.regions):
-                return Evaluation(Gate.PROGRAM, "differs", "wrong")
-            return super().verify(program)
-
-    result = optimize(fake_task(graph, Fails()), scripted(*FUSE_ALL))
-    assert len(result.recipe) == 0 and result.speedup == pytest.approx(1.0)
-
-
-def test_a_winner_that_is_slower_when_timed_again_is_walked_back(graph: OpGraph) -> None:
-    evaluator = Timed(10.0, 5.0, final=(10.2, 10.0))
-    result = optimize(fake_task(graph, evaluator), scripted("lowering"))
-    assert len(result.recipe) == 0
-    assert any("when timed again" in note for note in result.notes)
-
-
-def test_a_winner_slower_than_eager_is_not_returned(graph: OpGraph) -> None:
-    evaluator = Timed(10.0, 5.0, final=(5.0, 10.0), eager=4.9)
-    result = optimize(fake_task(graph, evaluator), scripted("lowering"))
-    assert len(result.recipe) == 0
-
-
 def test_where_even_the_start_is_slower_the_reference_is_returned(graph: OpGraph) -> None:
     task = replace(fake_task(graph, Timed(10.0, eager=5.0)), whole=Program(OpGraph({}, ()), (), {}, "# as written"))
     result = optimize(task, scripted())
@@ -451,20 +379,6 @@ def test_an_interrupted_verification_still_gives_a_result(graph: OpGraph) -> Non
     assert result.speedup is not None and result.speedup > 1
     assert result.unchecked == "the final verification was interrupted"
     assert "UNCHECKED** (measured)" in result.report() and result.headline.endswith("eager, UNCHECKED")
-
-
-def test_what_the_verification_refused_is_not_returned_when_it_is_interrupted(graph: OpGraph) -> None:
-    class Interrupted(Timed):
-        refused = 0
-
-        def verify(self, program: Program) -> Evaluation:
-            if self.refused:
-                raise KeyboardInterrupt
-            self.refused += 1
-            return Evaluation(Gate.PROGRAM, "output 0 differs", "wrong")
-
-    result = optimize(fake_task(graph, Interrupted(10.0, 8.0, 6.0)), scripted("lowering", "lowering"))
-    assert len(result.recipe) == 1 and result.evaluation.ms == 8.0
 
 
 def test_progress_tells_what_is_tried(graph: OpGraph) -> None:
@@ -557,38 +471,3 @@ def test_what_is_left_on_pytorch_is_by_definition_as_fast(graph: OpGraph) -> Non
         assert result.evaluation.speedup == 1.0 and result.evaluation.timing == result.evaluation.eager
         assert "**1.00 x PyTorch eager**" in result.report() and json.loads(result.to_json())["speedup"] == 1.0
         assert "none needed: it is left on PyTorch as it was written" in result.report()
-
-
-@pytest.mark.parametrize(
-    ("failure", "templates", "seconds", "finals"),
-    [
-        ("clock", True, 60, 2),
-        ("not-timed", True, 60, 2),
-        ("clock", False, 60, 1),
-        ("wrong", True, 60, 1),
-        ("clock", True, 0, 1),
-    ],
-)
-def test_a_program_whose_clocks_disagreed_in_the_end_is_verified_once_more(
-    graph: OpGraph, monkeypatch: pytest.MonkeyPatch, failure: str, templates: bool, seconds: float, finals: int
-) -> None:
-    """Where seconds are left, and where no text could cheat."""
-
-    class Disagrees(Timed):
-        asked = 0
-
-        def verify(self, program: Program) -> Evaluation:
-            if program.on_pytorch:
-                return super().verify(program)
-            self.asked += 1
-            return Evaluation(Gate.TIMING, "too long", failure) if self.asked == 1 else super().verify(program)
-
-    evaluator, clock = Disagrees(10.0, 5.0, final=(5.0,)), FakeClock()
-    session = Session(fake_task(graph, evaluator), Budget(seconds=60), clock=clock)
-    session.begin()
-    session.step(first(session, "lowering"))
-    clock.now = 60 - seconds
-    monkeypatch.setattr(loop, "printed", lambda program: templates)
-    result = loop.finish(session, "done")
-    assert evaluator.asked == finals and result.on_pytorch is (finals == 1)
-    assert ("the program of 1 steps was verified again: too long" in result.notes) is (finals == 2)
