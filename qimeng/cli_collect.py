@@ -1,4 +1,4 @@
-"""The command line of training data: `qimeng collect`, and its commands `merge`, `export`, `dataset`, `overlaps`.
+"""The command line of training data: `qimeng collect`, and its commands.
 
 Deals in arguments and printing. Knows nothing about how specs are drawn, explored or exported.
 """
@@ -146,6 +146,42 @@ def export(
 
 
 @app.command()
+def compose(
+    trees: Annotated[list[Path], typer.Argument(help="Trees of networks of one device (`qimeng collect export`).")],
+    out: Annotated[Path, typer.Option(help="File to write, such as composed.xz.")],
+    specs: Annotated[int, typer.Option(min=1, help="Number of networks to draw.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the sequence of networks.")] = 1,
+    least_mib: Annotated[float, typer.Option(callback=number, help="Minimum MiB of inputs and parameters.")] = 1.0,
+    most_mib: Annotated[float, typer.Option(callback=number, help="Maximum MiB of inputs and parameters.")] = 1024.0,
+    families: Annotated[str, typer.Option(help="Families of networks, comma-separated. Default: all.")] = "",
+    least_known: Annotated[
+        float, typer.Option(callback=number, help="Share of a network's time that explored regions take at least.")
+    ] = 0.95,
+) -> None:
+    """Draw other networks whose regions were all explored. They need no GPU: their times are sums."""
+    from qimeng.planner.data.composed import compositions
+    from qimeng.planner.data.generate import NETWORKS, Bytes, draw_many
+    from qimeng.planner.data.tree_file import put_trees, read_trees
+    from qimeng.planner.lm.networks import captured_networks
+
+    sizes = Bytes(round(least_mib * 2**20), round(most_mib * 2**20))
+    wanted = tuple(filter(None, families.split(","))) or tuple(NETWORKS)
+    known = captured_networks(tree for path in trees for tree in read_trees(path))
+    if not known:
+        raise QimengError(f"no tree of {', '.join(map(str, trees))} begins with the program that this version makes")
+    if len({tree.conditions.device for tree, _ in known}) > 1:
+        raise QimengError("the trees are of several devices: compose those of one (`qimeng collect export --device`)")
+    found = []
+    for one in compositions(known, draw_many(seed, specs, sizes=sizes, families=wanted)):
+        kept = one.tree is not None and one.share >= least_known
+        print(f"{one.drawn.spec.name:<24} {one.share:4.0%} known{'' if kept else ', left out'}", flush=True)
+        found += [one.tree] if one.tree is not None and kept else []
+    if not found:
+        raise QimengError("none is known well enough: explore more regions, or lower --least-known")
+    print(f"{out}: {put_trees(found, out).trees} networks")
+
+
+@app.command()
 def dataset(
     sources: Annotated[list[Path], typer.Argument(help="Folders of collections, or exported files.")],
     out: Annotated[Path, typer.Option(help="Folder to write.", file_okay=False)] = Path("runs/dataset"),
@@ -188,6 +224,8 @@ def row_line(row: Explored) -> str:
     head = f"{row.name:<24}"
     if row.error is not None:
         return f"{head} FAILED {row.error[:120]}"
+    if row.stopped == "known":
+        return f"{head} has no region that is not explored elsewhere"
     gain = f"best {row.gain:.2f} x eager" if row.gain else "no times of eager"
     estimated = " (estimated)" if row.estimated else ""
     return (
@@ -196,4 +234,4 @@ def row_line(row: Explored) -> str:
     )
 
 
-__all__ = ["app", "collect", "dataset", "export", "merge", "overlaps", "row_line"]
+__all__ = ["app", "collect", "compose", "dataset", "export", "merge", "overlaps", "row_line"]

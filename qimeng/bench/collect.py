@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from qimeng.bench.explore import Explored, explore, of_networks
 from qimeng.bench.pool import Place, Pool
-from qimeng.bench.region_sweep import claims
+from qimeng.bench.region_sweep import Claims
 from qimeng.bench.suite import Suite, problems_of
 from qimeng.errors import QimengError, SpecError
 from qimeng.planner.data.generate import NETWORKS, Bytes, Drawn, draw, draw_many
@@ -103,7 +103,8 @@ def explore_one(
 ) -> Explored:
     """Generate a spec, explore it into the store at `store`, and report the outcome.
 
-    A spec that cannot be captured, or has the structure of a problem that planners are judged on, is not explored.
+    A spec that cannot be captured, or has the structure of a problem that planners are judged on, is not explored. Nor
+    is a network all of whose regions others explore: it tells nothing new.
     """
     from qimeng.envs.steps.setup import make_task
     from qimeng.planner.data.overlap import reserved
@@ -114,6 +115,9 @@ def explore_one(
     with Store(store) as opened:
         put_drawn(opened, drawn)
         try:
+            claims = Claims(store.parent / REGIONS) if drawn.family in NETWORKS else None
+            if claims is not None and not _has_new_region(drawn, claims, device, coder):
+                return replace(row, stopped="known")
             by_region = None if drawn.family in NETWORKS else False
             task = make_task(drawn.spec, coder=coder, device=device or None, store=opened, by_region=by_region)
         except QimengError as error:
@@ -123,10 +127,23 @@ def explore_one(
                 return replace(row, error=task.reason[:500])
             if structure(task.start.graph) in reserved():
                 return replace(row, error="reserved: a problem that planners are judged on has this structure")
-            explorers = of_networks(claims(store.parent / REGIONS)) if task.by_region else None
+            explorers = of_networks(claims) if task.by_region else None
             return explore(task, row, opened, seconds, began, explorers)
         finally:
             task.evaluator.close()
+
+
+def _has_new_region(drawn: Drawn, claims: Claims, device: str, coder: str) -> bool:
+    """Whether the network has a region that nobody explores yet, as far as its graph tells."""
+    from qimeng.actions import Context
+    from qimeng.envs.steps.setup import make_coder, make_device
+    from qimeng.planner.data.first_steps import after_first_steps
+    from qimeng.program.program import Program
+    from qimeng.program.verify import capture_spec
+
+    context = Context(make_device(device or None), make_coder(coder), drawn.spec.mode)
+    start = Program.start(capture_spec(drawn.spec, verify=False))
+    return claims.left(after_first_steps(start, context), context.coder)
 
 
 def assignments(plan: Plan, log: Path, device: str) -> list[Assignment]:

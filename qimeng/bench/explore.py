@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
-from qimeng.bench.region_sweep import Claim, RegionSweep
+from qimeng.bench.region_sweep import Claims, RegionSweep
 from qimeng.envs.steps.loop import Search
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
@@ -39,9 +39,6 @@ LEAST = 4
 IDLE = 8
 """Trajectories in a row that judge no new program, after which the tree counts as explored."""
 
-
-NETWORK_SHARE = 0.25
-"""The most of the evaluations that the heuristic may use on a network, whose steps are judged by region."""
 
 ENDLESS = 1 << 30
 """Steps of an explorer that no number of steps ends."""
@@ -87,7 +84,8 @@ class Explored:
         by: explorer to the programs that it was the first to have judged.
         seconds: wall seconds.
         spent: seconds by part of the programs judged now; what is left of `seconds` made the task, and chose and wrote.
-        stopped: ``"evaluations"``, ``"seconds"``, or ``"explored"`` where nothing new was found.
+        stopped: ``"evaluations"``, ``"seconds"``, ``"explored"`` where nothing new was found, or ``"known"`` where
+            others explore every region of a network.
         error: why it was not explored; None where it was.
     """
 
@@ -171,6 +169,7 @@ def explore(
         stopped = root.exhausted() or ("explored" if idle >= IDLE else "")
         if stopped:
             break
+    stopped = stopped or "explored"
     tree = store.steps(task.conditions)
     return replace(
         row,
@@ -206,19 +205,13 @@ def planned() -> Iterator[Explorer]:
     yield from chance()
 
 
-def of_networks(claim: Claim = lambda signature: True) -> Iterator[Explorer]:
-    """A heuristic that climbs; a few actions on every region; then mixtures of the heuristic and chance, without end.
-
-    From a start of a hundred regions chance alone would lower a few of them.
+def of_networks(claims: Claims | None = None) -> Iterator[Explorer]:
+    """A few actions on every region: from a start of a hundred regions a search would lower a few of them.
 
     Args:
-        claim: asked before a region is explored (`RegionSweep`).
+        claims: of regions (`RegionSweep`).
     """
-    yield Explorer("regions", 1.0, ENDLESS, RegionSweep(claim))
-    yield Explorer("heuristic", NETWORK_SHARE, Budget.steps, HillClimb(HeuristicPlanner()))
-    for seed in count():
-        for epsilon in (0.2, 0.5):
-            yield Explorer("mixture", 1.0, STEPS, HillClimb(MixturePlanner(HeuristicPlanner(), epsilon, seed)))
+    yield Explorer("regions", 1.0, ENDLESS, RegionSweep(claims))
 
 
 def chance() -> Iterator[Explorer]:
@@ -232,7 +225,6 @@ def chance() -> Iterator[Explorer]:
 __all__ = [
     "ENDLESS",
     "IDLE",
-    "NETWORK_SHARE",
     "SHARES",
     "STEPS",
     "Explored",

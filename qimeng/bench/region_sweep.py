@@ -6,7 +6,7 @@ region is known of equal ones in other networks (`qimeng.planner.data.parts`). K
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from qimeng.actions import kind_named
@@ -16,66 +16,138 @@ from qimeng.envs.steps.loop import Search
 from qimeng.envs.steps.next_kernels import prepare_actions
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import State
-from qimeng.interfaces import Action
+from qimeng.graph.region import Region
+from qimeng.interfaces import Action, Coder
+from qimeng.planner.data.first_steps import first_steps
 from qimeng.planner.heuristic_facts import intents_in_order
+from qimeng.program.program import Program
 
-FIRST = ("algebra", "cluster")
-"""Kinds that are taken first, each action once: the regions are those that they leave."""
-
-FEW = (6, 3)
+FEW = (3, 1)
 """Rewrites of a schedule that are tried at most: of the one that lowering chose, and of the fastest that came of it."""
 
-Claim = Callable[[str], bool]
-"""Whether nobody has explored the region with this signature yet; nobody else is told so again."""
+
+class Claims:
+    """Which regions are explored, or were: an empty file for each, so that processes on one machine share them.
+
+    Args:
+        folder: of the files; None where nobody else explores.
+    """
+
+    def __init__(self, folder: Path | None = None):
+        self.folder = folder
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def take(self, signature: str) -> bool:
+        """Whether nobody has explored the region with this signature yet; nobody else is told so again."""
+        if self.folder is None:
+            return True
+        try:
+            (self.folder / signature).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def give_back(self, signature: str) -> None:
+        """There was no time to explore it."""
+        if self.folder is not None:
+            (self.folder / signature).unlink(missing_ok=True)
+
+    def left(self, program: Program, coder: Coder) -> bool:
+        """Whether `program` has a region that can be lowered and that nobody has taken."""
+        free = (r for r in unlike(program) if self.folder is None or not (self.folder / r.signature).exists())
+        return any(coder.can_implement(region) is None for region in free)
 
 
 class RegionSweep(Search):
     """Lowers each unlike region, the slowest first, and takes rewrites of its schedule, then of the best one's.
 
-    Those that the region's family thinks worth trying come first.
+    Those that the region's family thinks worth trying come first. Before all that come the steps that make the regions
+    (`qimeng.planner.data.first_steps`), and ways to launch the whole; at the end the program with the best of each
+    region, which is judged as a whole.
 
     Args:
-        claim: asked before a region is explored; all are by default.
+        claims: of regions; a region that others have taken is left alone.
         few: rewrites that are tried at most, in each of so many rounds.
     """
 
-    def __init__(self, claim: Claim = lambda signature: True, few: Sequence[int] = FEW):
-        self.claim, self.few = claim, tuple(few)
+    def __init__(self, claims: Claims | None = None, few: Sequence[int] = FEW):
+        self.claims, self.few = claims or Claims(), tuple(few)
 
     def run(self, session: Session) -> str:
         """From the session's state until the budget is used up, or no region is left."""
         session.begin()
-        for kind in FIRST:
-            for action in [a for a in session.observe().actions if a.kind == kind and not a.regions]:
-                if session.exhausted() is None and action in session.observe().actions:
-                    session.step(action)
-        base = session.state
-        times = base.evaluation.region_ms if base.evaluation else {}
-        for region in sorted(unlike(base.program), key=lambda r: -times.get(r.id, 0.0)):
-            session.return_to(base)
-            offered = {a for a in session.observe().actions if a.regions == (region.id,)}
-            lowering = Action("lowering", (region.id,))
-            if lowering not in offered or not self.claim(region.signature):
-                continue
-            for action in (lowering, *sorted(a for a in offered if a.kind == "library")):
-                session.return_to(base)
-                if (reason := session.exhausted()) is not None:
-                    return reason
+        for action in first_steps(session):
+            if session.exhausted() is None:
                 session.step(action)
-                if action == lowering and session.state is not base:
-                    self._around(session, session.state, region.id)
+        base = session.state
+        for action in [a for a in session.observe().actions if a.kind == "launch"]:
+            if session.exhausted() is None:
+                session.step(action)
+            session.return_to(base)
+        best: list[State] = []
+        waiting = self._taken(session, base)
+        region, after = next(waiting, None), next(waiting, None)
+        while region is not None:
+            session.return_to(base)
+            prepare_actions(session, [Action("lowering", (r.id,)) for r in (region, after) if r is not None])
+            found = self._explored(session, base, region)
+            if (reason := session.exhausted()) is not None:
+                for left in (region if found is None else None, after):
+                    if left is not None:
+                        self.claims.give_back(left.signature)
+                return reason
+            best += [found] if found is not None else []
+            region, after = after, next(waiting, None)
+        self._judge_together(session, base, best)
         return session.exhausted() or "stop"
 
-    def _around(self, session: Session, lowered: State, region: str) -> None:
-        """Rewrites of the schedule, then of the fastest that came of it."""
+    def _taken(self, session: Session, base: State) -> Iterator[Region]:
+        """Regions that can be lowered and that nobody else has taken, the slowest first, each once."""
+        times = base.evaluation.region_ms if base.evaluation else {}
+        session.return_to(base)
+        offered = set(session.observe().actions)
+        for region in sorted(unlike(base.program), key=lambda r: -times.get(r.id, 0.0)):
+            if Action("lowering", (region.id,)) in offered and self.claims.take(region.signature):
+                yield region
+
+    def _explored(self, session: Session, base: State, region: Region) -> State | None:
+        """The fastest that came of actions on `region`; None where there was no time for one."""
+        best = None
+        session.return_to(base)
+        lowering = Action("lowering", (region.id,))
+        offered = [a for a in session.observe().actions if a.kind == "library" and a.regions == (region.id,)]
+        for action in (lowering, *sorted(offered)):
+            session.return_to(base)
+            if session.exhausted() is not None:
+                return best
+            session.step(action)
+            best = min((s for s in (best, base, session.state) if s is not None), key=_ms)
+            if action == lowering and session.state is not base:
+                best = min((best, self._around(session, session.state, region.id)), key=_ms)
+        return best
+
+    def _judge_together(self, session: Session, base: State, best: Sequence[State]) -> None:
+        """The best of each region in one program: shows how far the sum of regions' times can be believed."""
+        session.return_to(base)
+        for state in best:
+            for way in state.path():
+                action = way.record.action if way.record is not None else None
+                if action is not None and action.regions and action in session.observe().actions:
+                    session.step(action)
+        session.settle()
+
+    def _around(self, session: Session, lowered: State, region: str) -> State:
+        """The fastest that came of rewrites of the schedule, then of the fastest of those."""
         tried: set[tuple[str, Action]] = set()
         best = lowered
         for few in self.few:
             found = [best, *self._rewritten(session, best, region, tried, few)]
-            faster = min(found, key=lambda s: s.ms if s.ms is not None else float("inf"))
+            faster = min(found, key=_ms)
             if faster is best:
-                return
+                break
             best = faster
+        return best
 
     def _rewritten(
         self, session: Session, state: State, region: str, tried: set[tuple[str, Action]], few: int
@@ -99,18 +171,8 @@ class RegionSweep(Search):
                 yield session.state
 
 
-def claims(folder: Path) -> Claim:
-    """Claims that processes on one machine share: an empty file for each region in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def claim(signature: str) -> bool:
-        try:
-            (folder / signature).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-    return claim
+def _ms(state: State) -> float:
+    return state.ms if state.ms is not None else float("inf")
 
 
-__all__ = ["Claim", "RegionSweep", "claims"]
+__all__ = ["Claims", "RegionSweep"]

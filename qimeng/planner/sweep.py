@@ -38,18 +38,23 @@ class SweepPlanner(LowerOnlyPlanner):
 
 
 class RooflinePlanner(Planner):
-    """Fuses all it can, then lowers one region a step: the one of which the program would gain most at its roofline.
+    """Fuses all it can, has the whole launched as a CUDA graph, then lowers one region a step.
+
+    That is the region of which the program would gain most at its roofline.
 
     What a program gains at most follows from Amdahl's law and the roofline (Williams et al., CACM 2009).
     """
 
     def choose(self, observation: Observation) -> Action:
-        """A fusion that computes nothing twice, then the best lowering; stops where none is left."""
+        """A fusion that computes nothing twice, a graph, then the best lowering; stops where none is left."""
         o, tried = observation, {step.action for step in observation.history}
         left = [a for a in o.actions if a not in tried and not a.param]
         fusions = [a for kind in ("cluster", "fusion") for a in left if a.kind == kind]
         if fusions:
             return min(fusions, key=lambda a: len(a.regions))  # all at once, where that is offered
+        graphs = [a for a in o.actions if a not in tried and (a.kind, a.param) == ("launch", "cuda-graph")]
+        if graphs:
+            return graphs[0]
         lowerings = [a for a in left if a.kind == "lowering"]
         gains = ceilings(lowerings, o.program, o.evaluation, o.device, o.mode)
         return max(zip(gains, lowerings, strict=True), default=(0.0, Action("stop")), key=lambda each: each[0])[1]

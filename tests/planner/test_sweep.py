@@ -32,9 +32,12 @@ def test_a_sweep_takes_every_rewrite_of_a_schedule_once(graph: OpGraph) -> None:
     assert len(set(rest)) == len(rest)
 
 
-def test_by_the_roofline_all_is_fused_then_lowered_where_most_is_to_gain(graph: OpGraph) -> None:
+def test_by_the_roofline_all_is_fused_and_launched_at_once_then_lowered_where_most_is_to_gain(graph: OpGraph) -> None:
     kinds, actions, stopped = kinds_taken(graph, "roofline", Budget())
-    assert kinds == sorted(kinds[:-1], key=("cluster", "fusion", "lowering").index) + ["stop"] and stopped == "stop"
+    assert (
+        kinds == sorted(kinds[:-1], key=("cluster", "fusion", "launch", "lowering").index) + ["stop"]
+        and stopped == "stop"
+    )
     session, gains = Session(fake_task(graph)), list[float]()
     for action in actions[:-1]:
         o = session.observe()

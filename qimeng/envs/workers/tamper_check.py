@@ -63,11 +63,14 @@ class Seal:
     def __init__(self) -> None:
         self._modules = {name: sys.modules[name] for name in (*_MODULES, *_own_modules()) if name in sys.modules}
         self._spaces: dict[str, tuple[Mapping[str, Any], dict[str, tuple[Any, tuple[Any, ...]]]]] = {}
-        self._columns: dict[str, tuple[tuple[Any, ...], ...]] = {}
+        self._columns: dict[str, tuple[tuple[str, ...], tuple[Any, ...], tuple[str, ...]]] = {}
         for name, module in self._modules.items():
             self._take(name, vars(module))
         for kind in (*_CLASSES, *self._own_classes()):
             self._take(f"{kind.__module__}.{kind.__qualname__}", vars(kind))
+        functions = [v for _, values, _ in self._columns.values() for v in values if type(v) is FunctionType]
+        self._functions = tuple(functions)
+        self._made_of = tuple(tuple(map(part, functions)) for part in _made_of)
         self._names = {kind: frozenset(vars(kind)) for kind in _CLASSES}
         self._state = _state()
 
@@ -82,6 +85,8 @@ class Seal:
             _modules=dict(self._modules),
             _spaces=spaces,
             _columns=dict(self._columns),
+            _functions=self._functions,
+            _made_of=self._made_of,
             _names=dict(self._names),
             _state=dict(self._state),
         )
@@ -90,16 +95,17 @@ class Seal:
     def broken(self) -> list[str]:
         """Names that stand for something else now, and other traces; empty where there are none.
 
-        It is asked for at every trial, and there are 7,000 names. Those of a space in which all names, codes and
-        defaults are the same objects as before are not looked at one by one, except for functions with defaults of
-        keywords, which are tables that can change.
+        It is asked for at every trial, and there are 8,000 names. Those of a space in which all names are the same
+        objects as before are not looked at one by one where no function anywhere has another code or other defaults,
+        except for functions with defaults of keywords, which are tables that can change.
         """
         found = [f"sys.modules[{n!r}]" for n, m in self._modules.items() if sys.modules.get(n) is not m]
+        alike = _all(
+            [_all(_map(_is, _map(p, self._functions), kept)) for p, kept in zip(_made_of, self._made_of, strict=True)]
+        )
         for space, (now, taken) in self._spaces.items():
-            known, values, functions, with_keywords, *made_of = self._columns[space]
-            same = _all(_map(_is, _map(now.get, known), values)) and _all(
-                [_all(_map(_is, _map(part, functions), kept)) for part, kept in zip(_made_of, made_of, strict=True)]
-            )
+            known, values, with_keywords = self._columns[space]
+            same = alike and _all(_map(_is, _map(now.get, known), values))
             for name in with_keywords if same else taken:
                 value, parts = taken[name]
                 present = now.get(name, _MISSING)
@@ -121,10 +127,8 @@ class Seal:
         }
         self._spaces[name] = space, kept
         values = tuple(v for v, _ in kept.values())
-        functions = tuple(v for v in values if type(v) is FunctionType)
         with_keywords = tuple(k for k, (v, _) in kept.items() if getattr(v, "__kwdefaults__", None))
-        made_of = (tuple(map(part, functions)) for part in _made_of)
-        self._columns[name] = tuple(kept), values, functions, with_keywords, *made_of
+        self._columns[name] = tuple(kept), values, with_keywords
 
     def _own_classes(self) -> Iterator[type]:
         for name, module in self._modules.items():

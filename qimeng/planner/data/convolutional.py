@@ -180,8 +180,7 @@ def decoder(draft: Draft) -> tuple[Tensor, ...]:
 
 
 def _drawn_style(draft: Draft) -> _Style:
-    if draft.rng.random() < 0.75:
-        draft.finish("self.eval()")
+    draft.finish("self.eval()")
     return _Style(draft.size("CHANNELS", CHANNELS), draft.rng.choice(ACTIVATIONS))
 
 

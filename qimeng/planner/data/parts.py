@@ -24,8 +24,8 @@ from qimeng.program.implementation import Implementation
 from qimeng.program.program import Program
 from qimeng.store import evaluation_key
 
-WHOLE, ALONE = "step", Asked.REGION.value
-"""Purposes of what is stored: of a whole program, and of a region."""
+WHOLE, ALONE, COMPOSED = "step", Asked.REGION.value, "composed"
+"""Purposes of what is stored: of a whole program, of a region, and of a program that is a sum of others' regions."""
 
 LEAST = 0.2
 """A program takes this share of its regions' times at least."""
@@ -225,4 +225,4 @@ def _middles(found: Mapping[str, list[float]]) -> dict[str, float]:
     return {key: median(values) for key, values in found.items()}
 
 
-__all__ = ["ALONE", "WHOLE", "Key", "Move", "Outcome", "Parts", "parts_of", "units_of"]
+__all__ = ["ALONE", "COMPOSED", "WHOLE", "Key", "Move", "Outcome", "Parts", "parts_of", "units_of"]

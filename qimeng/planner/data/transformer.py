@@ -65,8 +65,8 @@ def towers(draft: Draft) -> tuple[Tensor, ...]:
     """
     rng = draft.rng
     batch, width = draft.size("BATCH", (8192,)), draft.size("WIDTH", (64, 128))
-    ends, deep = [], rng.randint(2, 4)
-    for _ in range(rng.randint(3, 8)):
+    ends, deep = [], rng.choice((2, 3))
+    for _ in range(rng.choice((4, 8))):
         x = draft.input((batch, draft.size("FEATURES", (256,))))
         for layer in range(deep):
             x = _unary(draft, _linear(draft, x, width if layer == deep - 1 else f"2 * {width}"))

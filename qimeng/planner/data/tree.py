@@ -238,14 +238,17 @@ class Tree:
             CaptureError: the spec cannot be captured.
         """
         start, found = start or self.start(), self
-        if self.identity != IDENTITY or start.digest not in self.explored:
+        if self.identity != IDENTITY or not self._knows(start.digest):
             names = renamed(Tried(self.conditions, self.evaluations, self.patches, self.edges), start)
             judged = tuple((p, new, e) for p, s, e in self.evaluations if (new := names.subject(s)) is not None)
             edges = tuple(names.edges[e] for e in self.edges if e in names.edges)
             found = replace(self, evaluations=judged, edges=edges, identity=IDENTITY)
-        if start.digest not in found.explored:
+        if not found._knows(start.digest):
             raise TreeError(f"the tree of {self.name} does not begin with the program that this version makes of it")
         return found
+
+    def _knows(self, digest: str) -> bool:
+        return digest in self.explored or any(subject == digest for _, subject, _ in self.evaluations)
 
     def task(self, coder: str | Coder = "template", start: Program | None = None, current: bool = False) -> Task:
         """A task that replays the tree without a GPU: every answer comes from the tree.

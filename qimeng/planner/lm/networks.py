@@ -19,7 +19,7 @@ from qimeng.envs.steps.state import STOP
 from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Observation
 from qimeng.planner.data.oracle import OraclePlanner
-from qimeng.planner.data.parts import ALONE, WHOLE, Parts, parts_of
+from qimeng.planner.data.parts import ALONE, COMPOSED, WHOLE, Parts, parts_of
 from qimeng.planner.data.put_together import Known, PartsSession, parts_task
 from qimeng.planner.data.tree import Tree
 from qimeng.planner.greedy import GreedySearch
@@ -72,8 +72,8 @@ class NetworkTask(StoredTask):
 
 
 def is_network(tree: Tree) -> bool:
-    """Whether `tree` was explored region by region."""
-    return any(purpose == ALONE for purpose, _, _ in tree.evaluations)
+    """Whether `tree` was explored region by region, or composed of regions that others explored."""
+    return any(purpose in (ALONE, COMPOSED) for purpose, _, _ in tree.evaluations)
 
 
 def network_tasks(
@@ -108,7 +108,7 @@ def network_task(tree: Tree, start: Program, parts: Parts, coder: str | Coder = 
         parts: what was found of regions.
         coder: says what is legal.
     """
-    first = next((e for p, s, e in tree.evaluations if (p, s) == (WHOLE, start.digest) and e.ok), None)
+    first = next((e for p, s, e in tree.evaluations if p in (WHOLE, COMPOSED) and s == start.digest and e.ok), None)
     made = None if first is None else parts.evaluation(start, first)
     if first is None or made is None:
         return None
