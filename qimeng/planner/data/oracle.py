@@ -77,7 +77,7 @@ class OraclePlanner(Planner):
         """Whether `action` makes clusters, or one region of two that is not known to be slower than these alone."""
         if action.kind not in FREE or action.param:
             return False
-        if not action.regions:
+        if action.kind == "cluster":
             return True
         merged = program.fusions.merged(*action.regions)
         if (merged.signature, program.implementation(merged).digest) not in self.parts.moves:

@@ -141,3 +141,12 @@ def _rest(evaluation: Evaluation) -> dict[str, object]:
     assert evaluation.timing is not None
     t = evaluation.timing
     return {"spread": t.spread, "calls": t.calls, "estimated": t.estimated}
+
+
+def test_a_cluster_at_one_place_is_taken_at_once() -> None:
+    tree, start = walked()[0]
+    here = session(tree, start)
+    here.begin()
+    seen = here.observe()
+    one = Action("cluster", (seen.program.called[0].id,))
+    assert OraclePlanner(here.known).choose(replace(seen, actions=(one, STOP))) == one
