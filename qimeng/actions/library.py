@@ -21,6 +21,9 @@ from qimeng.program.program import Program, torch_implementation
 HELD = ("gemm", "convolution", "attention", "reduction", "scan")
 """Categories of operators that PyTorch's own calls have a kernel for."""
 
+SHOWN = 120
+"""Characters of a region's label that a note shows: a whole network has a thousand operators."""
+
 
 class Library(Kind):
     """Have a library compute a region: the vendor's kernels through PyTorch, or torch.compile's.
@@ -69,7 +72,7 @@ class Library(Kind):
         regions, region = self._subject(program, action)
         if not action.param:
             return GraphRewrite(None, region, torch_implementation(region), "back to the library")
-        return GraphRewrite(regions, region, written(region, action.param), f"{region.label()} by {action.param}")
+        return GraphRewrite(regions, region, written(region, action.param), f"{_named(region)} by {action.param}")
 
     def _subject(self, program: Program, action: Action) -> tuple[tuple[Region, ...] | None, Region]:
         """The new partition, None where it stays, and the region that is meant."""
@@ -87,6 +90,12 @@ class Library(Kind):
             raise IllegalAction(f"{region.label()} by {action.param}: {error}") from None
         if action.regions and program.implementation(region) == written(region, action.param):
             raise IllegalAction(f"{region.id} is computed by {action.param} already")
+
+
+def _named(region: Region) -> str:
+    """Its label; of one that is a whole network, the first operators."""
+    label = region.label()
+    return label if len(label) <= SHOWN else f"{label[:SHOWN]}..."
 
 
 def subject_group(program: Program) -> tuple[Region, ...]:

@@ -94,6 +94,17 @@ def test_inductor_computes_the_whole_graph_as_one_region(eager: list[dict[str, A
     assert eager == [{"fullgraph": True, "dynamic": False}]  # at the first call, once
 
 
+def test_a_note_names_the_first_of_many_operators() -> None:
+    class Deep(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(100):
+                x = torch.sin(x)
+            return x
+
+    patch = CODER.write(Request(start(Deep, 5, 16), Action("library", (), "inductor"), H200))
+    assert patch.note.startswith("sin+sin") and patch.note.endswith("... by inductor") and len(patch.note) < 150
+
+
 def test_a_mode_is_passed_on(eager: list[dict[str, Any]]) -> None:
     program = start(Dense, 5, 16)
     linear = next(r for r in program.regions if r.label() == "linear")
