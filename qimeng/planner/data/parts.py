@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from qimeng.errors import QimengError
@@ -72,9 +72,15 @@ class Parts:
     whole: Mapping[Key, float]
     units: Mapping[str, float]
     launches: Mapping[str, float]
+    _on_torch: dict[str, float | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def on_torch(self, region: Region) -> float | None:
         """Milliseconds of `region` on PyTorch, operator by operator; None where one of them was not timed."""
+        if region.signature not in self._on_torch:
+            self._on_torch[region.signature] = self._summed(region)
+        return self._on_torch[region.signature]
+
+    def _summed(self, region: Region) -> float | None:
         total, inside = 0.0, set(region.nodes)
         for unit in units_of(region):
             if inside.issuperset(unit.nodes):
