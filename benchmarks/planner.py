@@ -7,6 +7,7 @@
     python -m benchmarks.planner live --out runs/heldout --rows runs/planners.jsonl --timed runs/live.jsonl
     python -m benchmarks.planner table runs/planners.jsonl --over RL
     python -m benchmarks.planner networks nets.xz --rows runs/networks.jsonl
+    python -m benchmarks.planner bundles trees.xz --rows runs/bundles.jsonl --method RL=lm:runs/rl
     python -m benchmarks.planner picture runs/planners.jsonl docs/planners.svg
 
 `explore` and `live` want the GPU (without one, times are estimated, and every row says so); all else runs on a CPU.
@@ -20,13 +21,17 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from experiments.planners.replay import EVALUATIONS, Method
 from qimeng.errors import QimengError
+
+if TYPE_CHECKING:
+    from qimeng.planner.lm.networks import NetworkTask
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -162,18 +167,49 @@ def networks(
     only: Annotated[int, typer.Option(help="Only so many networks; 0 for all.")] = 0,
 ) -> None:
     """What methods find on networks, put together from parts, beside a planner that knows everything."""
+    from qimeng.planner.data.tree_file import read_trees
+    from qimeng.planner.lm.networks import captured_networks, network_tasks
+
+    found = [tree for path in trees for tree in read_trees(path)]
+    _play(
+        network_tasks(captured_networks(found[: only or None])), rows, _methods(lm, method, False), evaluations, seeds
+    )
+
+
+@app.command()
+def bundles(
+    trees: Annotated[list[Path], typer.Argument(help="Trees of small programs.")],
+    rows: Annotated[Path, typer.Option(help="File of rows; runs that it holds are not made again.")],
+    lm: Lm = [],  # noqa: B006
+    method: Given = [],  # noqa: B006
+    count: Annotated[int, typer.Option(help="Bundles.")] = 30,
+    held_out: Annotated[float, typer.Option(help="Share of the trees that planners were not trained on.")] = 0.4,
+    seed: Annotated[int, typer.Option(help="Seed of the planners' training.")] = 0,
+    writer: Annotated[str, typer.Option(help="Rows of a trained writer that writes the kernels.")] = "",
+    evaluations: Annotated[int, typer.Option(help="Of each run.")] = EVALUATIONS,
+    seeds: Annotated[int, typer.Option(help="Seeds of methods that draw.")] = 3,
+) -> None:
+    """What methods find on bundles that no planner was trained on (`qimeng train --set bundles.count=N`)."""
+    from qimeng.planner.data.tree_file import read_trees
+    from qimeng.planner.lm.bundled import Bundles, bundled
+    from qimeng.planner.lm.sources import split
+
+    _, held = split([tree for path in trees for tree in read_trees(path)], held_out, seed=seed)
+    made = bundled((), held, Bundles(apart=count, writer=writer), "template", seed)
+    _play(made.held_out, rows, _methods(lm, method, False), evaluations, seeds)
+
+
+def _play(tasks: Iterable[NetworkTask], rows: Path, methods: Sequence[Method], evaluations: int, seeds: int) -> None:
     from experiments.planners.networks import METHODS, play
     from experiments.planners.replay import append_replay, read_replays
     from qimeng.bench.environment import environment
     from qimeng.envs.steps.setup import make_device
-    from qimeng.planner.data.tree_file import read_trees
 
-    found = [tree for path in trees for tree in read_trees(path)]
-    given = (*METHODS, *_methods(lm, method, standard=False))
     done = read_replays(rows) if rows.exists() else ()
-    for row in play(found[: only or None], given, environment(make_device("h200")), range(seeds), evaluations, done):
+    here = environment(make_device("h200"))
+    for row in play(tasks, (*METHODS, *methods), here, range(seeds), evaluations, done):
         append_replay(rows, row)
-        shares = f"{row.share(20):4.0%} after 20, {row.share(evaluations):4.0%} at last"
+        shares = f"{row.share(10):4.0%} after 10, {row.share(20):4.0%} after 20, {row.share(evaluations):4.0%} at last"
         print(f"{row.name:24} {row.method.label:28} {shares}, {row.coverage:.0%} known", flush=True)
 
 

@@ -1,6 +1,6 @@
 """Planners on networks whose programs are put together from parts: what each finds, beside one that knows everything.
 
-Deals in trees of networks that share regions, and in methods. Knows nothing about how parts were found
+Deals in networks and bundles (`qimeng.planner.data`), and in methods. Knows nothing about how parts were found
 (`qimeng collect`), or how rows are summed up (`experiments.planners.summary`).
 """
 
@@ -15,8 +15,7 @@ from qimeng.bench.row import Environment
 from qimeng.planner import make_search
 from qimeng.planner.data.oracle import OraclePlanner
 from qimeng.planner.data.put_together import PartsSession
-from qimeng.planner.data.tree import Tree
-from qimeng.planner.lm.networks import STEPS, NetworkTask, captured_networks, network_tasks
+from qimeng.planner.lm.networks import STEPS, NetworkTask
 
 EVALUATIONS = 40
 """Of each run, the start program included."""
@@ -54,7 +53,7 @@ class NetworkStage(Stage):
 
 
 def play(
-    trees: Iterable[Tree],
+    tasks: Iterable[NetworkTask],
     methods: Sequence[Method],
     environment: Environment,
     seeds: Sequence[int] = SEEDS,
@@ -64,7 +63,7 @@ def play(
     """A row for each method on each network from each seed.
 
     Args:
-        trees: of networks; what is known of one's regions is known of the others'.
+        tasks: networks, or bundles.
         methods: what is compared.
         environment: where this runs.
         seeds: of what is drawn.
@@ -72,7 +71,7 @@ def play(
         done: rows that are there already.
     """
     known = {row.key for row in done if len(row.gains) == evaluations}
-    for task in network_tasks(captured_networks(trees)):
+    for task in tasks:
         tree, stage = task.tree, NetworkStage(task)
         for method in methods:
             for seed in seeds if method != ORACLE and method.draws else seeds[:1]:

@@ -17,7 +17,7 @@ from qimeng.interfaces import Coder, Evaluation, Gate, Timing
 from qimeng.planner.data.first_steps import after_first_steps
 from qimeng.planner.data.generate import Drawn
 from qimeng.planner.data.overlap import reserved
-from qimeng.planner.data.parts import COMPOSED, Parts, parts_of
+from qimeng.planner.data.parts import COMPOSED, Captured, Parts, parts_of
 from qimeng.planner.data.signature import structure
 from qimeng.planner.data.tree import Tree
 from qimeng.program.program import Program
@@ -43,7 +43,7 @@ class Composition:
 
 
 def compositions(
-    known: Sequence[tuple[Tree, Program]], drawn: Iterable[Drawn], coder: str | Coder = "template"
+    known: Sequence[Captured], drawn: Iterable[Drawn], coder: str | Coder = "template"
 ) -> Iterator[Composition]:
     """Each of `drawn` that can be captured and is no problem that planners are judged on.
 
@@ -67,10 +67,10 @@ def compositions(
             continue
         first = _sum(parts[mode], start)
         tree = None if first is None else _tree(one, like[mode], start, first)
-        yield Composition(one, tree, _known_share(parts[mode], after, written))
+        yield Composition(one, tree, known_share(parts[mode], after, written))
 
 
-def _known_share(parts: Parts, program: Program, coder: Coder) -> float:
+def known_share(parts: Parts, program: Program, coder: Coder) -> float:
     """Share of the time on PyTorch of regions that can be lowered; 0 where one was not timed."""
     total = found = 0.0
     for region in program.called:
@@ -109,4 +109,4 @@ def _tree(drawn: Drawn, like: Tree, start: Program, first: Evaluation) -> Tree:
     )
 
 
-__all__ = ["LEAST_KNOWN", "Composition", "compositions"]
+__all__ = ["LEAST_KNOWN", "Composition", "compositions", "known_share"]

@@ -9,14 +9,14 @@ regions and milliseconds. Knows nothing about sessions or planners.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from qimeng.errors import QimengError
 from qimeng.graph.region import Region
-from qimeng.interfaces import Asked, Evaluation, Patch
+from qimeng.interfaces import Asked, Evaluation, Gate, Patch
 from qimeng.library import LANGUAGE
 from qimeng.planner.data.programs import programs_of
 from qimeng.planner.data.tree import Tree
@@ -29,6 +29,12 @@ WHOLE, ALONE, COMPOSED = "step", Asked.REGION.value, "composed"
 
 LEAST = 0.2
 """A program takes this share of its regions' times at least."""
+
+WRONG = Evaluation(Gate.PROGRAM, "the kernel is wrong", "wrong")
+"""What a judge says of a kernel that a coder could not write."""
+
+Captured = tuple[Tree, Program]
+"""A tree with the names of today's programs (`Tree.today`), and its start program."""
 
 Key = tuple[str, str]
 """Signature of a region and digest of its implementation."""
@@ -133,11 +139,17 @@ def units_of(region: Region) -> tuple[Region, ...]:
     return found
 
 
-def parts_of(trees: Iterable[tuple[Tree, Program]]) -> Parts:
+CarriesOut = Callable[[Region, Implementation, str], bool]
+"""Whether a coder writes this implementation of a region right, where an action of this kind asks for it."""
+
+
+def parts_of(trees: Iterable[Captured], carries_out: CarriesOut | None = None) -> Parts:
     """What trees tell of regions.
 
     Args:
-        trees: each with the names of today's programs (`Tree.today`), and its start program.
+        trees: what regions were explored in.
+        carries_out: of the coder that is planned for, where that is another one than wrote the trees; what it does not
+            carry out counts as refused.
     """
     walks = [_Walk(tree, start) for tree, start in trees]
     whole, units = defaultdict[Key, list[float]](list), defaultdict[str, list[float]](list)
@@ -160,6 +172,8 @@ def parts_of(trees: Iterable[tuple[Tree, Program]]) -> Parts:
     refused: dict[Key, Evaluation] = {}
     for step in (step for walk in walks for step in walk.steps()):
         outcome = _outcome(parts, step)
+        if carries_out is not None and not carries_out(step.after, step.implementation, step.move[0]):
+            outcome = Outcome(step.implementation, None, WRONG)
         key = step.before.signature, step.program.implementation(step.before).digest
         moves[key].setdefault(step.move, outcome)
         after = step.after.signature, outcome.implementation.digest
@@ -167,7 +181,8 @@ def parts_of(trees: Iterable[tuple[Tree, Program]]) -> Parts:
             ratios[after].append(outcome.ratio)
         elif not outcome.evaluation.ok:
             refused[after] = outcome.evaluation
-    return replace(parts, moves=moves, refused=refused, ratios={key: median(found) for key, found in ratios.items()})
+    known = {key: median(found) for key, found in ratios.items() if carries_out is None or key not in refused}
+    return replace(parts, moves=moves, refused=refused, ratios=known)
 
 
 @dataclass(frozen=True)
@@ -231,4 +246,16 @@ def _middles(found: Mapping[str, list[float]]) -> dict[str, float]:
     return {key: median(values) for key, values in found.items()}
 
 
-__all__ = ["ALONE", "COMPOSED", "WHOLE", "Key", "Move", "Outcome", "Parts", "parts_of", "units_of"]
+__all__ = [
+    "ALONE",
+    "COMPOSED",
+    "WHOLE",
+    "Captured",
+    "CarriesOut",
+    "Key",
+    "Move",
+    "Outcome",
+    "Parts",
+    "parts_of",
+    "units_of",
+]

@@ -109,6 +109,10 @@ def parts_task(
     return Task(start, known, PartsEvaluator(parts, first), conditions, name)
 
 
+MANY_AT_ONCE = ("lower_all",)
+"""Kinds that write a kernel for each of many regions in one step. They are not offered: the budget of a session counts
+kernels that are written and judged, and a planner is to say which."""
+
 REGIONED = ("cluster", "fusion", "unfuse")
 """Kinds that make other regions alone: on PyTorch, those take what their operators take."""
 
@@ -173,7 +177,7 @@ class PartsSession(Session):
         """Those of the legal actions that are known, in their order."""
         actions, cut = super().offered()
         program = self.state.program
-        kept = tuple(a for a in actions if a == STOP or self.known(program, a))
+        kept = tuple(a for a in actions if a == STOP or (a.kind not in MANY_AT_ONCE and self.known(program, a)))
         if len(actions) > 1:
             self.covered.setdefault(program.digest, (len(kept) - 1) / (len(actions) - 1))
         return kept, cut

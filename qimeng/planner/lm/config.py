@@ -13,6 +13,7 @@ import torch
 
 from qimeng.errors import QimengError
 from qimeng.planner.lm.branches import Teacher
+from qimeng.planner.lm.bundled import Bundles
 from qimeng.planner.lm.imitation import Imitation
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.ranges import POSITIVE, PROPER_SHARE, range_of
@@ -57,6 +58,7 @@ class TrainConfig:
         held_out: share of the trees that training never sees. Half of those with a possible gain decide which weights
             are kept (validation). The report uses the other half.
         held_out_families: families of specs that are held out completely, in addition.
+        bundles: bundles of the trees' computations that are planned in their place; 0 for none.
         walks: walks with random detours through each tree, whose states are imitated in addition to the best branch.
         teacher: which choices are imitated.
         imitation: imitation of the best branches; 0 epochs for none.
@@ -84,6 +86,7 @@ class TrainConfig:
     coverage: float = 0.0
     held_out: float = field(default=0.2, metadata=PROPER_SHARE)
     held_out_families: tuple[str, ...] = ()
+    bundles: Bundles = field(default_factory=Bundles)
     walks: int = 4
     teacher: Teacher = field(default_factory=Teacher)
     imitation: Imitation = field(default_factory=Imitation)

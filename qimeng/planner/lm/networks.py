@@ -19,7 +19,7 @@ from qimeng.envs.steps.state import STOP
 from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Observation
 from qimeng.planner.data.oracle import OraclePlanner
-from qimeng.planner.data.parts import ALONE, COMPOSED, WHOLE, Parts, parts_of
+from qimeng.planner.data.parts import ALONE, COMPOSED, WHOLE, Captured, Parts, parts_of
 from qimeng.planner.data.put_together import Known, PartsSession, parts_task
 from qimeng.planner.data.tree import Tree
 from qimeng.planner.greedy import GreedySearch
@@ -32,9 +32,6 @@ ALL = 400
 
 STEPS = 256
 """Steps of its run; those of the graph alone count."""
-
-Captured = tuple[Tree, Program]
-"""A tree with the names of today's programs, and its start program."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +167,6 @@ def _choice(oracle: OraclePlanner, seen: Observation, teacher: Teacher) -> Choic
 __all__ = [
     "ALL",
     "STEPS",
-    "Captured",
     "NetworkTask",
     "captured_networks",
     "is_network",

@@ -20,6 +20,7 @@ from qimeng.planner.data.tree import Tree
 from qimeng.planner.data.tree_file import read_trees
 from qimeng.planner.data.tree_store import put_drawn
 from qimeng.planner.lm.branches import Teacher, pairs_of
+from qimeng.planner.lm.bundled import bundled
 from qimeng.planner.lm.config import TrainConfig, TrainingError, processor_of
 from qimeng.planner.lm.imitation import Example
 from qimeng.planner.lm.live import Elsewhere, Meter, OpenJudges, live_tasks, mixed_task
@@ -126,6 +127,8 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0, elsewhere: Else
         raise TrainingError("trees of networks are answered from what was found of regions: set answers = 'stored'")
     # a new tokenizer is learnt from examples as well
     needed = bool(config.imitation.epochs or config.start == "mini") and not (out / IMITATED).is_file()
+    if config.bundles.count:
+        return _of_bundles(config, kept, held, needed, meter, judges)
     found = list(looked_through(small, config.coder, wanted if needed else None))
     captured = captured_networks(networks)
     large = tuple(network_tasks(captured, config.coder))
@@ -164,6 +167,34 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0, elsewhere: Else
         paid=sum(len(s.tree.evaluations) for s in stored),
         store=asked,
         examples=examples,
+        judges=judges,
+    )
+
+
+def _of_bundles(
+    config: TrainConfig, kept: Sequence[Tree], held: Sequence[Tree], needed: bool, meter: Meter, judges: OpenJudges
+) -> Sources:
+    """Bundles of the trees' computations (`qimeng.planner.lm.bundled`)."""
+    if config.answers != "stored":
+        raise TrainingError("bundles are answered from what was found of regions: set answers = 'stored'")
+    made = bundled(kept, held, config.bundles, config.coder, config.seed)
+    if not made.training:
+        raise TrainingError("no bundle can be made: too little is known of the trees' regions; set bundles.count = 0")
+    pairs = network_pairs(made.training, config.walks, config.ppo.max_steps, config.seed, config.teacher)
+    conditions = made.training[0].task.conditions
+    writer = f", kernels as a writer with the rows of {config.bundles.writer} has them" if config.bundles.writer else ""
+    return Sources(
+        tasks=tuple(s.task for s in made.training),
+        stored=made.training,
+        validation=tuple(worth_replaying(made.validation)),
+        held_out=tuple(worth_replaying(made.held_out)),
+        offer=Offer.of(made.training),
+        meter=meter,
+        device=conditions.device,
+        estimated=conditions.estimated,
+        data=f"{len(made.training)} bundles of {describe_trees(config.trees, kept)}{writer}",
+        paid=sum(len(tree.evaluations) for tree in kept),
+        examples=tuple(Example.of(seen, choice) for seen, choice in pairs) if needed else (),
         judges=judges,
     )
 

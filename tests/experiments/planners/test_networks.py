@@ -14,6 +14,7 @@ from experiments.planners.replay import ReplayRow, read_replays
 from qimeng.bench.row import Environment
 from qimeng.planner.data.tree import Tree
 from qimeng.planner.data.tree_file import put_trees, read_trees
+from qimeng.planner.lm.networks import NetworkTask, captured_networks, network_tasks
 
 KEPT = Path(__file__).parents[2] / "planner" / "data" / "h200_estimated.jsonl.xz"
 
@@ -23,9 +24,13 @@ def trees() -> list[Tree]:
     return list(islice(read_trees(KEPT), 9, 12))
 
 
+def tasks_of(trees: list[Tree]) -> list[NetworkTask]:
+    return list(network_tasks(captured_networks(trees)))
+
+
 @pytest.fixture(scope="module")
 def rows(trees: list[Tree]) -> list[ReplayRow]:
-    return list(play(trees, METHODS, Environment("h200 (estimated)"), (0,), 12))
+    return list(play(tasks_of(trees), METHODS, Environment("h200 (estimated)"), (0,), 12))
 
 
 def test_nobody_finds_more_than_who_knows_everything(rows: list[ReplayRow], trees: list[Tree]) -> None:
@@ -41,7 +46,7 @@ def test_nobody_finds_more_than_who_knows_everything(rows: list[ReplayRow], tree
 
 
 def test_what_is_there_is_not_played_again(rows: list[ReplayRow], trees: list[Tree]) -> None:
-    assert list(play(trees, METHODS, Environment("h200 (estimated)"), (0,), 12, rows)) == []
+    assert list(play(tasks_of(trees), METHODS, Environment("h200 (estimated)"), (0,), 12, rows)) == []
 
 
 def test_the_command_goes_on_where_it_ended(trees: list[Tree], tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from qimeng.errors import QimengError
 from qimeng.planner.data.composed import Composition, compositions
 from qimeng.planner.data.generate import Bytes, draw
-from qimeng.planner.data.parts import COMPOSED
+from qimeng.planner.data.parts import COMPOSED, Captured
 from qimeng.planner.data.tree_file import put_trees, read_trees
-from qimeng.planner.lm.networks import Captured, captured_networks, is_network, network_tasks
+from qimeng.planner.lm.networks import captured_networks, is_network, network_tasks
 from qimeng.testing import FakeCoder
 
 LITTLE = Bytes(1 << 12, 1 << 14)

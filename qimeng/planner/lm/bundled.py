@@ -1,0 +1,91 @@
+"""Bundles of stored trees as something to train on, and others that training never sees.
+
+Deals in trees and tasks. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qimeng.envs.steps.setup import make_coder
+from qimeng.planner.data.bundles import SIZES, bundles, plannable
+from qimeng.planner.data.parts import Captured, Parts, parts_of
+from qimeng.planner.data.tree import Tree
+from qimeng.planner.data.writer_profile import WriterProfile
+from qimeng.planner.lm.networks import NetworkTask, captured_networks, network_task
+from qimeng.planner.lm.ranges import POSITIVE
+
+
+@dataclass(frozen=True)
+class Bundles:
+    """Bundles that are planned in place of the trees' own computations (`qimeng.planner.data.bundles`).
+
+    Attributes:
+        count: bundles to train on; 0 for none.
+        apart: bundles that decide which weights are kept, and as many again for the report.
+        least: computations of a bundle, at least.
+        most: computations of a bundle, at most.
+        writer: file with rows of a trained writer that was judged (`WriterProfile`), whose kernels are planned; empty
+            for those of the coder that wrote the trees.
+    """
+
+    count: int = 0
+    apart: int = field(default=16, metadata=POSITIVE)
+    least: int = field(default=SIZES[0], metadata=POSITIVE)
+    most: int = field(default=SIZES[1], metadata=POSITIVE)
+    writer: str = ""
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """Bundles made ready.
+
+    Attributes:
+        training: of trees that are trained on.
+        validation: of other trees.
+        held_out: of trees that neither of the two has.
+    """
+
+    training: tuple[NetworkTask, ...]
+    validation: tuple[NetworkTask, ...]
+    held_out: tuple[NetworkTask, ...]
+
+
+def bundled(kept: Sequence[Tree], held: Sequence[Tree], wanted: Bundles, coder: str, seed: int = 0) -> Bundled:
+    """Bundles of `kept`, and of either half of `held`. Trees of the mode of precision that most have are used.
+
+    Args:
+        kept: trees to train on.
+        held: others.
+        wanted: how many, of how many computations.
+        coder: name of the coder that says what is legal.
+        seed: of what is drawn.
+    """
+    mode = Counter(tree.mode for tree in (*kept, *held)).most_common(1)[0][0]
+    stretches = [[t for t in trees if t.mode == mode] for trees in (kept, held[1::2], held[::2])]
+    captured = [captured_networks(trees) for trees in stretches]
+    every = [one for some in captured for one in some]
+    plain, written = parts_of(every), make_coder(coder)
+    pools = [list(plannable(some, plain, written)) for some in captured]
+    parts = parts_of(every, WriterProfile.read(Path(wanted.writer), seed=seed)) if wanted.writer else plain
+    counts = (wanted.count, wanted.apart, wanted.apart)
+    made = [
+        tuple(_tasks(pool, parts, count, seed + number, wanted, coder))
+        for number, (pool, count) in enumerate(zip(pools, counts, strict=True))
+    ]
+    return Bundled(*made)
+
+
+def _tasks(
+    pool: Sequence[Captured], parts: Parts, count: int, seed: int, wanted: Bundles, coder: str
+) -> Iterator[NetworkTask]:
+    for tree, start in bundles(pool, parts, count, seed, (wanted.least, wanted.most)):
+        task = network_task(tree, start, parts, coder)
+        if task is not None:
+            yield task
+
+
+__all__ = ["Bundled", "Bundles", "bundled"]

@@ -1,0 +1,125 @@
+"""Bundles of small programs as large ones, and a writer that does not carry everything out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from qimeng import KernelSpec
+from qimeng.errors import QimengError
+from qimeng.graph.side_by_side import side_by_side
+from qimeng.planner.data.bundles import bundles, plannable
+from qimeng.planner.data.parts import COMPOSED, Captured, parts_of
+from qimeng.planner.data.tree import Tree
+from qimeng.planner.data.tree_file import read_trees
+from qimeng.planner.data.writer_profile import WriterProfile, cell
+from qimeng.planner.lm.bundled import Bundles, bundled
+from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
+from qimeng.planner.lm.networks import captured_networks
+from qimeng.planner.lm.sources import gather
+from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
+from qimeng.testing import FakeCoder
+
+KEPT = Path(__file__).parents[1] / "data" / "h200_estimated.jsonl.xz"
+FEW = Bundles(count=2, apart=2, least=6, most=8)
+
+
+@pytest.fixture(scope="module")
+def trees() -> list[Tree]:
+    return list(islice(read_trees(KEPT), 0, 16))
+
+
+@pytest.fixture(scope="module")
+def captured(trees: list[Tree]) -> list[Captured]:
+    return captured_networks(trees)
+
+
+def test_graphs_side_by_side_keep_their_regions() -> None:
+    def one(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w)
+
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x).sum(1)
+
+    specs = (
+        KernelSpec.from_function(one, (torch.rand(4, 8), torch.rand(8, 8))),
+        KernelSpec.of(Two(), (torch.rand(4, 8),)),
+    )
+    graphs = [capture_spec(spec, verify=False) for spec in (*specs, specs[0])]
+    both = side_by_side(graphs)
+    assert both.n_inputs == sum(g.n_inputs for g in graphs) and len(both.outputs) == 3
+    assert {key for key, _ in both.mutations} == {f"g1_{key}" for key, _ in graphs[1].mutations} != set()
+    apart = [r.signature for g in graphs for r in Program.start(g).called]
+    assert [r.signature for r in Program.start(both).called] == apart
+    inputs = [n for n in both.nodes.values() if n.kind == "input"]
+    assert [int(n.target) for n in inputs] == list(range(both.n_inputs))
+
+
+def test_a_bundle_takes_what_its_computations_take(captured: list[Captured]) -> None:
+    parts = parts_of(captured)
+    made = list(bundles(captured, parts, 3, seed=1, sizes=(6, 8)))
+    assert made and [t.name for t, _ in made] == [t.name for t, _ in bundles(captured, parts, 3, 1, (6, 8))]
+    for tree, start in made:
+        ((purpose, subject, evaluation),) = tree.evaluations
+        assert purpose == COMPOSED and subject == start.digest and evaluation.ms
+        assert evaluation.ms == pytest.approx(sum(parts.on_torch(r) or 0.0 for r in start.called), rel=0.2)
+
+
+def test_what_is_hardly_known_is_in_no_bundle(captured: list[Captured]) -> None:
+    parts = parts_of(captured)
+    kept = list(plannable(captured, parts, FakeCoder()))
+    assert 0 < len(kept) <= len(captured)
+    assert list(plannable(captured, replace(parts, moves={}), FakeCoder())) == []
+
+
+def test_bundles_that_are_trained_on_share_no_tree_with_others(trees: list[Tree]) -> None:
+    made = bundled(trees[:8], trees[8:], FEW, "template", seed=3)
+    assert len(made.training) == 2 and made.validation and made.held_out
+    for task in (*made.training, *made.held_out):
+        assert task.gain >= 1 and task.tree.family == "bundle"
+
+
+def test_what_a_writer_cannot_write_is_refused(captured: list[Captured], tmp_path: Path) -> None:
+    rows = [
+        {"coder": "trained", "kind": "lowering", "chain": "linear+relu", "tries": ["wrong", "passed"]},
+        {"coder": "trained", "kind": "fusion", "chain": "relu+mul+add", "tries": ["passed"]},
+        {"coder": "trained", "kind": "tiling", "chain": "mean", "tries": ["passed"]},
+        {"coder": "template", "kind": "lowering", "chain": "relu", "tries": ["passed"]},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    profile = WriterProfile.read(path)
+    assert profile.shares == {("products", 0): 0.0, ("pointwise", 1): 1.0} and profile.changes == 1.0
+    assert profile.share(cell(["mean", "sub"])) == 0.5, "of what it has no rows, as all others"
+    plain = parts_of(captured)
+    able, unable = (parts_of(captured, WriterProfile({("rows", 0): share}, share)) for share in (1.0, 0.0))
+    assert able.ratios == plain.ratios
+    for key, moves in plain.moves.items():
+        for move, outcome in moves.items():
+            assert able.moves[key][move].ratio == outcome.ratio
+            assert (unable.moves[key][move].ratio is None) is (
+                outcome.implementation.generated or outcome.ratio is None
+            )
+    with pytest.raises(QimengError, match="no judged answers"):
+        WriterProfile.read(path, "nobody")
+
+
+def test_training_takes_bundles(tmp_path: Path) -> None:
+    config = load_config(
+        None, [f"trees=['{KEPT}']", "bundles.count=2", "bundles.apart=1", "walks=0", "ppo.max_steps=8"]
+    )
+    assert isinstance(config, TrainConfig)
+    config = replace(config, bundles=replace(config.bundles, least=6, most=8))
+    with pytest.raises(TrainingError, match="bundles are answered from what was found of regions"):
+        gather(replace(config, answers="mixed"), tmp_path)
