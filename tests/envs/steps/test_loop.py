@@ -345,6 +345,19 @@ def test_where_even_the_start_is_slower_the_reference_is_returned(graph: OpGraph
     assert any("returned as it was written" in note for note in result.notes)
 
 
+def test_a_start_program_that_is_wrong_on_some_inputs_is_judged_on_others(graph: OpGraph) -> None:
+    class Once(FakeEvaluator):
+        asked = 0
+
+        def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+            self.asked += 1
+            return Evaluation(Gate.PROGRAM, "output 0", "wrong") if self.asked == 1 else super().judge(program, patch)
+
+    session = started(graph, evaluator=Once())
+    assert session.begin().ok and session.ledger.evaluations == 2
+    assert session.step(first(session, "lowering")).accepted
+
+
 def test_what_cannot_be_judged_is_returned_as_it_was_written(graph: OpGraph) -> None:
     whole = Program(OpGraph({}, ()), (), {}, "# as written")
     task = replace(fake_task(graph, FakeEvaluator(wrong=lambda p: "differs from run to run")), whole=whole)
