@@ -20,6 +20,7 @@ from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Coder
 from qimeng.planner.data.first_steps import first_steps
 from qimeng.planner.heuristic_facts import intents_in_order
+from qimeng.program.launch import CUDA_GRAPH
 from qimeng.program.program import Program
 
 FEW = (3, 1)
@@ -63,7 +64,7 @@ class RegionSweep(Search):
     """Lowers each unlike region, the slowest first, and takes rewrites of its schedule, then of the best one's.
 
     Those that the region's family thinks worth trying come first. Before all that come the steps that make the regions
-    (`qimeng.planner.data.first_steps`), and ways to launch the whole; at the end the program with the best of each
+    (`qimeng.planner.data.first_steps`), and a CUDA graph of the whole; at the end the program with the best of each
     region, which is judged as a whole.
 
     Args:
@@ -81,9 +82,9 @@ class RegionSweep(Search):
             if session.exhausted() is None:
                 session.step(action)
         base = session.state
-        for action in [a for a in session.observe().actions if a.kind == "launch"]:
-            if session.exhausted() is None:
-                session.step(action)
+        graph = Action("launch", (), CUDA_GRAPH)
+        if graph in session.observe().actions and session.exhausted() is None:
+            session.step(graph)
             session.return_to(base)
         best: list[State] = []
         waiting = self._taken(session, base)

@@ -11,6 +11,7 @@ from qimeng.actions import kind_named
 from qimeng.actions.base import ScheduleKind
 from qimeng.envs.steps.time_shares import ceilings
 from qimeng.interfaces import Action, Observation, Planner
+from qimeng.program.launch import CUDA_GRAPH
 
 
 class LowerOnlyPlanner(Planner):
@@ -52,7 +53,7 @@ class RooflinePlanner(Planner):
         fusions = [a for kind in ("cluster", "fusion") for a in left if a.kind == kind]
         if fusions:
             return min(fusions, key=lambda a: len(a.regions))  # all at once, where that is offered
-        graphs = [a for a in o.actions if a not in tried and (a.kind, a.param) == ("launch", "cuda-graph")]
+        graphs = [a for a in o.actions if a not in tried and (a.kind, a.param) == ("launch", CUDA_GRAPH)]
         if graphs:
             return graphs[0]
         lowerings = [a for a in left if a.kind == "lowering"]
