@@ -52,10 +52,14 @@ class WriterProfile:
         """Of the rows of one coder in a file; the first answer counts.
 
         Raises:
-            QimengError: it has none there.
+            QimengError: it has none there, or the file cannot be read.
         """
         found, changes = defaultdict[Cell, list[bool]](list), list[bool]()
-        for row in map(json.loads, path.read_text().splitlines()):
+        try:
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+        except (OSError, ValueError) as error:
+            raise QimengError(f"{path} holds no rows of `python -m benchmarks.writer judge`: {error}") from None
+        for row in rows:
             if row.get("coder") == coder and row.get("tries"):
                 right = row["tries"][0] == "passed"
                 if row["kind"] in WRITING:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qimeng.envs.steps.setup import make_coder
+from qimeng.errors import QimengError
 from qimeng.planner.data.bundles import SIZES, bundles, plannable
 from qimeng.planner.data.parts import Captured, Parts, parts_of
 from qimeng.planner.data.tree import Tree
@@ -63,7 +64,13 @@ def bundled(kept: Sequence[Tree], held: Sequence[Tree], wanted: Bundles, coder: 
         wanted: how many, of how many computations.
         coder: name of the coder that says what is legal.
         seed: of what is drawn.
+
+    Raises:
+        QimengError: a bundle would have to have more computations than it may, or the writer's rows cannot be read.
     """
+    if wanted.least > wanted.most:
+        text = f"bundles.least = {wanted.least} is above bundles.most = {wanted.most}: set both"
+        raise QimengError(text)
     mode = Counter(tree.mode for tree in (*kept, *held)).most_common(1)[0][0]
     stretches = [[t for t in trees if t.mode == mode] for trees in (kept, held[1::2], held[::2])]
     captured = [captured_networks(trees) for trees in stretches]

@@ -113,6 +113,8 @@ def test_what_a_writer_cannot_write_is_refused(captured: list[Captured], tmp_pat
             )
     with pytest.raises(QimengError, match="no judged answers"):
         WriterProfile.read(path, "nobody")
+    with pytest.raises(QimengError, match="holds no rows"):
+        WriterProfile.read(tmp_path / "missing.jsonl")
 
 
 def test_training_takes_bundles(tmp_path: Path) -> None:
@@ -123,3 +125,5 @@ def test_training_takes_bundles(tmp_path: Path) -> None:
     config = replace(config, bundles=replace(config.bundles, least=6, most=8))
     with pytest.raises(TrainingError, match="bundles are answered from what was found of regions"):
         gather(replace(config, answers="mixed"), tmp_path)
+    with pytest.raises(QimengError, match="least = 9 is above"):
+        gather(replace(config, bundles=replace(config.bundles, least=9)), tmp_path)
