@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from qimeng.actions import Context
+from qimeng.actions import Context, kind_named
+from qimeng.actions.base import ScheduleKind
 from qimeng.envs.steps.caching import UNKNOWN
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import STOP, Budget, State
@@ -132,9 +133,9 @@ class Known:
 
     def __call__(self, program: Program, action: Action) -> bool:
         """Whether the outcome of `action` on `program` is known."""
-        if action.kind in REGIONED:
+        if action.kind in REGIONED or self.coder.outcome(program, action) is not None:
             return True
-        return self.coder.outcome(program, action) is not None or self.evaluation(program, action) is not None
+        return not _is_written(action) and self.evaluation(program, action) is not None
 
     def evaluation(self, program: Program, action: Action) -> Evaluation | None:
         """What a judge would find after `action`; of a step of the graph alone as well."""
@@ -154,6 +155,14 @@ class Known:
             return None if found.failure == UNKNOWN else found
         except QimengError:
             return None
+
+
+def _is_written(action: Action) -> bool:
+    """Whether what `action` comes to is a coder's or a library's to say, and not that of the graph alone."""
+    if len(action.regions) != 1:
+        return False
+    named = action.kind in ("lowering", "library") and (action.kind, action.param) != ("library", "")
+    return named or isinstance(kind_named(action.kind), ScheduleKind)
 
 
 class PartsSession(Session):
