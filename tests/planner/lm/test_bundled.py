@@ -32,7 +32,7 @@ FEW = Bundles(count=2, apart=2, least=6, most=8)
 
 @pytest.fixture(scope="module")
 def trees() -> list[Tree]:
-    return list(islice(read_trees(KEPT), 0, 16))
+    return list(islice(read_trees(KEPT), 0, 9))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_what_is_hardly_known_is_in_no_bundle(captured: list[Captured]) -> None:
 
 
 def test_bundles_that_are_trained_on_share_no_tree_with_others(trees: list[Tree]) -> None:
-    made = bundled(trees[:8], trees[8:], FEW, "template", seed=3)
+    made = bundled(trees[:4], trees[4:], FEW, "template", seed=3)
     assert len(made.training) == 2 and made.validation and made.held_out
     for task in (*made.training, *made.held_out):
         assert task.gain >= 1 and task.tree.family == "bundle"
