@@ -7,6 +7,7 @@ verdict; the judge does.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -226,6 +227,7 @@ class Worker(TimedProgram):
         """Give up program and region, for the next ones, and their memory where it is much."""
         self.load("")
         self.forget_region()
+        gc.collect()  # programs that refer to themselves: a measurement has no time for it
         self.release(tidy=self.device.type == "cuda" and torch.cuda.memory_reserved(self.device) > IDLE_BYTES)
 
 
