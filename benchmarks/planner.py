@@ -172,7 +172,11 @@ def networks(
 
     found = [tree for path in trees for tree in read_trees(path)]
     _play(
-        network_tasks(captured_networks(found[: only or None])), rows, _methods(lm, method, False), evaluations, seeds
+        network_tasks(captured_networks(found[: only or None])),
+        rows,
+        _methods(lm, method, standard=False),
+        evaluations,
+        seeds,
     )
 
 
@@ -196,7 +200,7 @@ def bundles(
 
     _, held = split([tree for path in trees for tree in read_trees(path)], held_out, seed=seed)
     made = bundled((), held, Bundles(apart=count, writer=writer), "template", seed)
-    _play(made.held_out, rows, _methods(lm, method, False), evaluations, seeds)
+    _play(made.held_out, rows, _methods(lm, method, standard=False), evaluations, seeds)
 
 
 def _play(tasks: Iterable[NetworkTask], rows: Path, methods: Sequence[Method], evaluations: int, seeds: int) -> None:

@@ -118,7 +118,7 @@ def explore_one(
             claims = Claims(store.parent / REGIONS) if drawn.family in NETWORKS else None
             if claims is not None and not _has_new_region(drawn, claims, device, coder):
                 return replace(row, stopped="known")
-            by_region = None if drawn.family in NETWORKS else False
+            by_region = False if claims is None else None
             task = make_task(drawn.spec, coder=coder, device=device or None, store=opened, by_region=by_region)
         except QimengError as error:
             return replace(row, error=f"{type(error).__name__}: {error}"[:500])

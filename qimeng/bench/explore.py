@@ -149,13 +149,15 @@ def explore(
     """
     budget = Budget(seconds, row.asked)
     root = Session(task, budget, store, began=began)
-    root.ledger.explores = task.by_region
+    root.ledger.explores = task.by_region  # else what planners are likely to take next is compiled ahead
+    if explorers is None:
+        explorers = of_networks() if task.by_region else planned()
     ledger, first = root.ledger, root.begin()
     row = replace(row, conditions=task.conditions.digest, estimated=task.estimated, device=task.context.device.name)
     if not first.ok:
         return replace(row, evaluations=1, error=f"the start program is refused: {first.error}"[:500])
     idle, by, stopped = 0, dict[str, int](), ""
-    for name, share, steps, search in explorers or (of_networks() if task.by_region else planned()):
+    for name, share, steps, search in explorers:
         before = ledger.evaluations
         ledger.budget = replace(
             budget, evaluations=min(row.asked, before + max(LEAST, int(share * row.asked))), steps=steps

@@ -57,7 +57,7 @@ class FinalVerification:
             if self._kept is None:
                 return self.winner, self._unverified()
             found = None
-        if self._kept is not None and (found is None or beats(self._kept[1], found)):
+        if self._kept is not None and (found is None or not found.ok or beats(self._kept[1], found)):
             self.winner, found = self._kept
             steps = len(self.winner.recipe())
             self._notes.append(f"the program of {steps} steps is returned: none that was to replace it is faster")

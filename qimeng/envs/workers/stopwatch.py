@@ -351,7 +351,7 @@ def _bytes(inputs: Sequence[Any]) -> int:
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     enabled = gc.isenabled()
-    gc.collect(1)  # the youngest; all takes as long as a measurement, and is done between two programs
+    gc.collect(1)  # the youngest; all takes tens of milliseconds, and is done between two programs
     gc.disable()
     try:
         yield

@@ -1,6 +1,6 @@
 """Bundles: several computations that were explored one by one, side by side as one large program.
 
-A bundle has dozens of regions, and its programs are put together from what was found of each
+A bundle has dozens of clusters of operators, and its programs are put together from what was found of each
 (`qimeng.planner.data.parts`). So trees of small programs say how to plan under a budget that is far below the number of
 regions. Deals in trees. Knows nothing about planners.
 """
@@ -19,7 +19,7 @@ from qimeng.device import row_name
 from qimeng.envs.steps.setup import make_device
 from qimeng.errors import QimengError
 from qimeng.graph.side_by_side import side_by_side
-from qimeng.interfaces import Coder, Evaluation, Gate, Timing
+from qimeng.interfaces import Coder, Evaluation
 from qimeng.planner.data.composed import LEAST_KNOWN, known_share
 from qimeng.planner.data.first_steps import after_first_steps
 from qimeng.planner.data.parts import COMPOSED, Captured, Parts
@@ -65,10 +65,9 @@ def bundles(
         seed: of what is drawn.
         sizes: computations of a bundle, at least and at most.
     """
-    none = Evaluation(Gate.PASSED, timing=Timing(0.0))
     timed: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for place, (tree, start) in enumerate(captured):
-        found = parts.evaluation(start, none)
+        found = parts.start(start)
         if found is not None and found.ms:
             timed[tree.dtype].append((found.ms, place))
     known = {dtype: [captured[place] for _, place in sorted(found)] for dtype, found in sorted(timed.items())}
@@ -80,9 +79,9 @@ def bundles(
         near = alike[first : first + WIDTH * size]
         chosen = [rng.choice(near) for _ in range(size)]
         start = Program.start(side_by_side([program.graph for _, program in chosen]))
-        found = parts.evaluation(start, none)
+        found = parts.start(start)
         if found is not None:
-            yield _tree(number, seed, chosen, start, replace(found, eager=found.timing)), start
+            yield _tree(number, seed, chosen, start, found), start
 
 
 def _tree(number: int, seed: int, chosen: Sequence[Captured], start: Program, first: Evaluation) -> Tree:

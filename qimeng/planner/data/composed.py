@@ -13,7 +13,7 @@ from qimeng.actions import Context
 from qimeng.device import row_name
 from qimeng.envs.steps.setup import make_coder, make_device
 from qimeng.errors import QimengError
-from qimeng.interfaces import Coder, Evaluation, Gate, Timing
+from qimeng.interfaces import Coder, Evaluation
 from qimeng.planner.data.first_steps import after_first_steps
 from qimeng.planner.data.generate import Drawn
 from qimeng.planner.data.overlap import reserved
@@ -65,7 +65,7 @@ def compositions(
             after = after_first_steps(start, context)
         except QimengError:
             continue
-        first = _sum(parts[mode], start)
+        first = parts[mode].start(start)
         tree = None if first is None else _tree(one, like[mode], start, first)
         yield Composition(one, tree, known_share(parts[mode], after, written))
 
@@ -83,12 +83,6 @@ def known_share(parts: Parts, program: Program, coder: Coder) -> float:
         moves = parts.moves.get((region.signature, program.implementation(region).digest), {})
         found += ms if ("lowering", "") in moves else 0.0
     return found / total if total else 0.0
-
-
-def _sum(parts: Parts, start: Program) -> Evaluation | None:
-    none = Evaluation(Gate.PASSED, timing=Timing(0.0, 0.0))
-    found = parts.evaluation(start, none)
-    return None if found is None else replace(found, eager=found.timing)
 
 
 def _tree(drawn: Drawn, like: Tree, start: Program, first: Evaluation) -> Tree:

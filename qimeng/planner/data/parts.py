@@ -16,7 +16,7 @@ from statistics import median
 
 from qimeng.errors import QimengError
 from qimeng.graph.region import Region
-from qimeng.interfaces import Asked, Evaluation, Gate, Patch
+from qimeng.interfaces import Asked, Evaluation, Gate, Patch, Timing
 from qimeng.library import LANGUAGE
 from qimeng.planner.data.programs import programs_of
 from qimeng.planner.data.tree import Tree
@@ -104,6 +104,11 @@ class Parts:
         key = region.signature, implementation.digest
         ratio = self.ratios.get(key)
         return ratio * on_torch if ratio is not None and on_torch is not None else self.whole.get(key)
+
+    def start(self, program: Program) -> Evaluation | None:
+        """Of a start program that nobody judged; None where one of its regions was not timed."""
+        found = self.evaluation(program, Evaluation(Gate.PASSED, timing=Timing(0.0)))
+        return None if found is None else replace(found, eager=found.timing)
 
     def evaluation(self, program: Program, start: Evaluation) -> Evaluation | None:
         """Of a program, by its regions; None where one of them was not timed.
