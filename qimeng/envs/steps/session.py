@@ -29,7 +29,7 @@ from qimeng.envs.steps.milestones import (
 )
 from qimeng.envs.steps.next_kernels import prepare_next
 from qimeng.envs.steps.parts import verify_parts
-from qimeng.envs.steps.state import FINAL, STOP, Attempt, Budget, Ledger, Progress, State, Unchosen
+from qimeng.envs.steps.state import FINAL, STOP, Attempt, Budget, Ledger, Progress, State, Unchosen, same_there
 from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, order_actions, within_limit
@@ -445,7 +445,10 @@ class Session:
     def _advance(
         self, program: Program, evaluation: Evaluation | None, step: Step, record: RecipeStep, judged: bool
     ) -> None:
-        masked = self.ledger.refused.get(program.digest, frozenset()) | self._taken(program, step.action)
+        before, refused = self.state.program, self.ledger.refused
+        still = same_there(refused.get(before.digest, frozenset()), before, program)
+        refused[program.digest] = refused.get(program.digest, frozenset()) | still
+        masked = refused[program.digest] | self._taken(program, step.action)
         history = (*self.state.history, step)
         self.state = State(program, evaluation, self.state, record, history, masked, judged)
         self._rank(judged)

@@ -132,7 +132,9 @@ class Known:
         self._found: dict[tuple[str, Action], Evaluation | None] = {}
 
     def __call__(self, program: Program, action: Action) -> bool:
-        """Whether the outcome of `action` on `program` is known."""
+        """Whether the outcome of `action` on `program` is known, and the action is one to offer."""
+        if action.kind in MANY_AT_ONCE:
+            return False
         if action.kind in REGIONED or self.coder.outcome(program, action) is not None:
             return True
         return not _is_written(action) and self.evaluation(program, action) is not None
@@ -186,10 +188,10 @@ class PartsSession(Session):
         """Those of the legal actions that are known, in their order."""
         actions, cut = super().offered()
         program = self.state.program
-        kept = tuple(a for a in actions if a == STOP or (a.kind not in MANY_AT_ONCE and self.known(program, a)))
+        kept = tuple(a for a in actions if a == STOP or self.known(program, a))
         if len(actions) > 1:
             self.covered.setdefault(program.digest, (len(kept) - 1) / (len(actions) - 1))
         return kept, cut
 
 
-__all__ = ["Known", "PartsCoder", "PartsEvaluator", "PartsSession", "parts_task"]
+__all__ = ["MANY_AT_ONCE", "REGIONED", "Known", "PartsCoder", "PartsEvaluator", "PartsSession", "parts_task"]

@@ -12,18 +12,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from qimeng.actions import Context
+from qimeng.actions import Context, kind_named
+from qimeng.actions.large import is_large
 from qimeng.device import row_name
 from qimeng.envs.steps.setup import make_coder, make_device
 from qimeng.envs.steps.state import STOP
 from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Observation
+from qimeng.planner.data.first_steps import after_first_steps
 from qimeng.planner.data.oracle import OraclePlanner
 from qimeng.planner.data.parts import ALONE, COMPOSED, WHOLE, Captured, Parts, parts_of
-from qimeng.planner.data.put_together import Known, PartsSession, parts_task
+from qimeng.planner.data.put_together import REGIONED, Known, PartsSession, parts_task
 from qimeng.planner.data.tree import Tree
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.lm.branches import ASTRAY, Choice, Pair, Teacher
+from qimeng.planner.lm.learnt import Learnt, action_name
 from qimeng.planner.lm.stored import ENDLESS, StoredTask
 from qimeng.program.program import Program
 
@@ -54,6 +57,15 @@ class NetworkTask(StoredTask):
         """Of `seen.actions`, those whose outcome is known; `stop` where there is none."""
         return tuple(a for a in seen.actions if a != STOP and self.parts(seen.program, a)) or (STOP,)
 
+    @property
+    def learnt(self) -> Learnt:
+        """Every action that was tried on one of its regions, those on many at once, and as many regions as it has."""
+        start, known = self.task.start, self.parts.coder.parts
+        names = {action_name(Action(kind, (), param)) for moves in known.moves.values() for kind, param in moves}
+        names |= {action_name(Action(kind, (), option)) for kind in REGIONED for option in kind_named(kind).options}
+        regions = len(after_first_steps(start, self.task.context).called)
+        return Learnt(tuple(sorted(names)), regions, is_large(start))
+
     @cached_property
     def start_ms(self) -> float:
         """Device milliseconds of the start program."""
@@ -66,6 +78,15 @@ class NetworkTask(StoredTask):
         GreedySearch(OraclePlanner(self.parts)).run(session)
         best = session.ledger.best
         return (best.ms if best is not None else None) or self.start_ms
+
+
+def learnt_of(stored: Sequence[StoredTask]) -> Learnt:
+    """What the trees of `stored` have to teach; of networks, what was tried on any of their regions."""
+    found = Learnt.of(one.tree for one in stored if not isinstance(one, NetworkTask))
+    for one in stored:
+        if isinstance(one, NetworkTask):
+            found |= one.learnt
+    return found
 
 
 def is_network(tree: Tree) -> bool:
@@ -170,6 +191,7 @@ __all__ = [
     "NetworkTask",
     "captured_networks",
     "is_network",
+    "learnt_of",
     "network_pairs",
     "network_task",
     "network_tasks",

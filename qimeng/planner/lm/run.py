@@ -36,8 +36,8 @@ from qimeng.planner.lm.checkpoint import FILE, put_weights, trained_weights
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config, processor_of
 from qimeng.planner.lm.corpus import corpus
 from qimeng.planner.lm.imitation import Example, imitate
-from qimeng.planner.lm.learnt import Learnt
 from qimeng.planner.lm.mini import train_tokenizer
+from qimeng.planner.lm.networks import learnt_of
 from qimeng.planner.lm.planner import LanguageModelPlanner
 from qimeng.planner.lm.replay import Chance, mean_shares
 from qimeng.planner.lm.settings import differences, to_toml
@@ -350,7 +350,7 @@ def start_model(config: TrainConfig, sources: Sources) -> PlannerModel:
     if sources.offer is None or (started and before is None):  # whatever a judge answers, or nobody knows what
         model.learnt = None
     else:
-        found = Learnt.of(one.tree for one in sources.stored)
+        found = learnt_of(sources.stored)
         model.learnt = found if before is None else before | found
     return _ready(model, config)
 

@@ -20,12 +20,14 @@ from qimeng.planner.data.tree import Tree
 from qimeng.planner.data.tree_file import read_trees
 from qimeng.planner.data.tree_store import put_drawn
 from qimeng.planner.lm.branches import Teacher, pairs_of
-from qimeng.planner.lm.bundled import bundled
+from qimeng.planner.lm.bundled import Bundled, bundled
 from qimeng.planner.lm.config import TrainConfig, TrainingError, processor_of
+from qimeng.planner.lm.disk_cache import cached
 from qimeng.planner.lm.imitation import Example
 from qimeng.planner.lm.live import Elsewhere, Meter, OpenJudges, live_tasks, mixed_task
-from qimeng.planner.lm.networks import captured_networks, is_network, network_pairs, network_tasks
-from qimeng.planner.lm.replay import worth_replaying
+from qimeng.planner.lm.networks import NetworkTask, captured_networks, is_network, network_pairs, network_tasks
+from qimeng.planner.lm.processes import in_processes
+from qimeng.planner.lm.replay import GAIN, worth_replaying
 from qimeng.planner.lm.stored import Offer, StoredTask, looked_through, stored_tasks
 from qimeng.store import Store
 
@@ -134,8 +136,7 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0, elsewhere: Else
     large = tuple(network_tasks(captured, config.coder))
     stored, examples = (*(s for s, _ in found), *large), tuple(example for _, some in found for example in some)
     if needed:
-        pairs = network_pairs(large, config.walks, config.ppo.max_steps, config.seed, config.teacher)
-        examples = (*examples, *(Example.of(seen, choice) for seen, choice in pairs))
+        examples = (*examples, *_network_examples(config, large))
     held_small = stored_tasks([t for t in held if not is_network(t)], config.coder)
     held_large = network_tasks(captured_networks(t for t in held if is_network(t)), config.coder, captured)
     apart = tuple(worth_replaying([*held_small, *held_large]))
@@ -177,26 +178,46 @@ def _of_bundles(
     """Bundles of the trees' computations (`qimeng.planner.lm.bundled`)."""
     if config.answers != "stored":
         raise TrainingError("bundles are answered from what was found of regions: set answers = 'stored'")
-    made = bundled(kept, held, config.bundles, config.coder, config.seed)
+    writer = Path(config.bundles.writer)
+    names = [t.digest for t in kept], [t.digest for t in held], writer.read_text() if writer.is_file() else ""
+    about = f"{names} {config.bundles} {config.coder} {config.seed}"
+
+    def ready() -> Bundled:
+        found = bundled(kept, held, config.bundles, config.coder, config.seed)
+        worth = (tuple(t for t in tasks if t.gain >= GAIN) for tasks in (found.validation, found.held_out))
+        return Bundled(found.training, *worth)
+
+    made = cached(f"bundles {about}", ready)
     if not made.training:
         raise TrainingError("no bundle can be made: too little is known of the trees' regions; set bundles.count = 0")
-    pairs = network_pairs(made.training, config.walks, config.ppo.max_steps, config.seed, config.teacher)
     conditions = made.training[0].task.conditions
-    writer = f", kernels as a writer with the rows of {config.bundles.writer} has them" if config.bundles.writer else ""
+    walks = f"walks {about} {config.walks} {config.ppo.max_steps} {config.teacher}"
+    examples = cached(walks, lambda: _network_examples(config, made.training)) if needed else ()
+    written = f", kernels as a writer with the rows of {writer} has them" if config.bundles.writer else ""
     return Sources(
         tasks=tuple(s.task for s in made.training),
         stored=made.training,
-        validation=tuple(worth_replaying(made.validation)),
-        held_out=tuple(worth_replaying(made.held_out)),
+        validation=made.validation,
+        held_out=made.held_out,
         offer=Offer.of(made.training),
         meter=meter,
         device=conditions.device,
         estimated=conditions.estimated,
-        data=f"{len(made.training)} bundles of {describe_trees(config.trees, kept)}{writer}",
+        data=f"{len(made.training)} bundles of {describe_trees(config.trees, kept)}{written}",
         paid=sum(len(tree.evaluations) for tree in kept),
-        examples=tuple(Example.of(seen, choice) for seen, choice in pairs) if needed else (),
+        examples=examples,
         judges=judges,
     )
+
+
+def _network_examples(config: TrainConfig, tasks: Sequence[NetworkTask]) -> tuple[Example, ...]:
+    """What a planner that knows everything does on networks, found on all cores."""
+    wanted = partial(_walked, walks=config.walks, steps=config.ppo.max_steps, seed=config.seed, teacher=config.teacher)
+    return tuple(example for some in in_processes(wanted, tasks) for example in some)
+
+
+def _walked(task: NetworkTask, walks: int, steps: int, seed: int, teacher: Teacher) -> list[Example]:
+    return [Example.of(seen, choice) for seen, choice in network_pairs([task], walks, steps, seed, teacher)]
 
 
 def _examples(stored: StoredTask, walks: int, steps: int, seed: int, teacher: Teacher) -> list[Example]:
