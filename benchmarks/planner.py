@@ -199,7 +199,7 @@ def bundles(
     from qimeng.planner.lm.sources import split
 
     _, held = split([tree for path in trees for tree in read_trees(path)], held_out, seed=seed)
-    made = bundled((), held, Bundles(apart=count, writer=writer), "template", seed)
+    made = bundled((), held, Bundles(held_out=count, writer=writer), "template", seed)
     _play(made.held_out, rows, _methods(lm, method, standard=False), evaluations, seeds)
 
 

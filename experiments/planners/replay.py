@@ -25,6 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from qimeng.bench.row import Environment, RowError, append_line, whole_lines
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import STOP, Budget
@@ -34,11 +36,15 @@ from qimeng.planner import WITH_FOLDER, draws, make_planner, make_search
 from qimeng.planner.data.put_together import PartsSession
 from qimeng.planner.data.tree import Tree
 from qimeng.planner.greedy import GreedySearch
+from qimeng.planner.lm.planner import LanguageModelPlanner
 
 EVALUATIONS = 40
 """Programs judged in a replay, the start program included, as in `plan_and_code(evaluations=…)`."""
 
 SEEDS = (0, 1, 2)
+
+SEED = "{seed}"
+"""In the name of a planner's folder: the seed of the run."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class Method:
 
     Attributes:
         label: what tables call it.
-        planner: name of the planner, with its folder where it has one.
+        planner: name of the planner, with its folder where it has one; ``{seed}`` in it is the seed of a run, so that
+            planners from several seeds of training are one method.
         search: name of the search, with options.
     """
 
@@ -72,26 +79,30 @@ class Method:
         if match is None:
             raise ValueError(f"cannot read the method {text!r}; write PLANNER+SEARCH, as in 'heuristic+mcts:c=2'")
         label, planner, search = match[1], match[2], match[3] or "greedy"
-        make_search(search, planner)
+        make_search(search, planner.replace(SEED, "0"))
         name = planner.rpartition("/")[2] if planner.partition(":")[0] in WITH_FOLDER else planner
         return cls(label or (name if search == "greedy" else f"{name}, {search}"), planner, search)
 
     @property
     def draws(self) -> bool:
         """Whether a seed makes a difference."""
-        return draws(self.search, self.planner)
+        return SEED in self.planner or draws(self.search, self.planner)
 
     def make(self, seed: int) -> Any:
         """The search, ready to run."""
-        fixed = self.planner.partition(":")[0] in WITH_FOLDER
-        planner = _weights(self.planner) if fixed else make_planner(self.planner, seed)
+        name = self.planner.replace(SEED, str(seed))
+        fixed = name.partition(":")[0] in WITH_FOLDER
+        planner = _weights(name) if fixed else make_planner(name, seed)
         return make_search(self.search, planner, seed)
 
 
 @cache
 def _weights(planner: str) -> Planner:
-    """A planner whose weights are read once; it keeps nothing between decisions."""
-    return make_planner(planner)
+    """A planner whose weights are read once, on a GPU if there is one; it keeps nothing between decisions."""
+    made = make_planner(planner)
+    if isinstance(made, LanguageModelPlanner) and torch.cuda.is_available():
+        made.device = "cuda"
+    return made
 
 
 UNANSWERED = "unanswered"

@@ -14,7 +14,7 @@ from qimeng.actions.chains import Group, chains_of, joined
 from qimeng.actions.large import MANY, is_large
 from qimeng.actions.registry import register
 from qimeng.errors import IllegalAction
-from qimeng.family import Unsupported, covering
+from qimeng.family import Unsupported, covering, families
 from qimeng.graph.clusters import Clusters, Pair
 from qimeng.graph.ops import VIEWS, category, is_product
 from qimeng.graph.region import Region
@@ -106,6 +106,11 @@ class _Partition:
 @lru_cache(16)
 def _found(partition: _Partition, context: Context) -> Mapping[Group, Region]:
     program = partition.program
+    waiting = frozenset(r.id for r in program.called if not program.implementation(r).generated)
+    none: dict[object, frozenset[str]] = program.graph.memo.setdefault("no clusters", {})
+    asked = (context, *families().values())
+    if waiting <= none.get(asked, frozenset()):  # fewer regions have no more clusters
+        return {}
 
     def fits(pair: Pair, both: Region) -> bool:
         first, second = map(has_product, pair)
@@ -127,6 +132,8 @@ def _found(partition: _Partition, context: Context) -> Mapping[Group, Region]:
         parts = {r for m in members for r in chain_of.get(frozenset(m.nodes), (m,))}
         if len(parts) > 1:
             found[tuple(r for r in program.regions if r in parts)] = made
+    if not found:
+        none[asked] = waiting
     return found
 
 

@@ -110,6 +110,12 @@ class _Launch:
 
 def obstacle(graph: OpGraph) -> str:
     """Why a program for `graph` cannot be recorded; empty where it can."""
+    if "obstacle" not in graph.memo:
+        graph.memo["obstacle"] = _obstacle(graph)
+    return str(graph.memo["obstacle"])
+
+
+def _obstacle(graph: OpGraph) -> str:
     if any(n.kind == "scalar" for n in graph.nodes.values()):
         return "a Python number among the inputs would be recorded with the value of the first call"
     for node in graph.ops():

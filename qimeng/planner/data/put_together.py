@@ -135,6 +135,8 @@ class Known:
         """Whether the outcome of `action` on `program` is known, and the action is one to offer."""
         if action.kind in MANY_AT_ONCE:
             return False
+        if action == Action("library", action.regions) and len(action.regions) == 1:
+            return self.coder.parts.on_torch(program.region(action.regions[0])) is not None
         if action.kind in REGIONED or self.coder.outcome(program, action) is not None:
             return True
         return not _is_written(action) and self.evaluation(program, action) is not None

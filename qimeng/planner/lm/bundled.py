@@ -26,7 +26,8 @@ class Bundles:
 
     Attributes:
         count: bundles to train on; 0 for none.
-        apart: bundles that decide which weights are kept, and as many again for the report.
+        apart: bundles that decide which weights are kept.
+        held_out: others for the report; 0 for none. Chance takes minutes on ten of them.
         least: computations of a bundle, at least.
         most: computations of a bundle, at most.
         writer: file with rows of a trained writer that was judged (`WriterProfile`), whose kernels are planned; empty
@@ -35,6 +36,7 @@ class Bundles:
 
     count: int = 0
     apart: int = field(default=16, metadata=POSITIVE)
+    held_out: int = 4
     least: int = field(default=SIZES[0], metadata=POSITIVE)
     most: int = field(default=SIZES[1], metadata=POSITIVE)
     writer: str = ""
@@ -78,7 +80,7 @@ def bundled(kept: Sequence[Tree], held: Sequence[Tree], wanted: Bundles, coder: 
     plain, written = parts_of(every), make_coder(coder)
     pools = [list(plannable(some, plain, written)) for some in captured]
     parts = parts_of(every, WriterProfile.read(Path(wanted.writer), seed=seed)) if wanted.writer else plain
-    counts = (wanted.count, wanted.apart, wanted.apart)
+    counts = (wanted.count, wanted.apart, wanted.held_out)
     made = [
         tuple(_tasks(pool, parts, count, seed + number, wanted, coder))
         for number, (pool, count) in enumerate(zip(pools, counts, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,10 +30,12 @@ from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
 from qimeng.envs.steps.task import Task
+from qimeng.errors import WeightsError
 from qimeng.interfaces import Evaluation, Gate
 from qimeng.planner.data.generate import Bytes, Drawn, draw
 from qimeng.planner.data.tree import Tree
 from qimeng.planner.data.tree_store import put_drawn, trees_of
+from qimeng.planner.lm.planner import SHIPPED, LanguageModelPlanner
 from qimeng.program.verify import capture_spec
 from qimeng.store import Conditions, Store
 from qimeng.testing import FakeCoder, FakeEvaluator, fake_task
@@ -102,6 +105,14 @@ def handmade(gains: tuple[float, ...], known: float = 1.0, **changes: object) ->
 def test_methods_are_written_in_one_line(text: str, label: str, planner: str, search: str, draws: bool) -> None:
     method = Method.parse(text)
     assert (method.label, method.planner, method.search, method.draws) == (label, planner, search, draws)
+
+
+def test_planners_of_several_seeds_of_training_are_one_method(tmp_path: Path) -> None:
+    shutil.copytree(SHIPPED, tmp_path / "rl0")
+    method = Method.parse(f"RL=lm:{tmp_path}/rl{{seed}}")
+    assert method.draws and isinstance(method.make(0).planner, LanguageModelPlanner)
+    with pytest.raises(WeightsError, match="rl1"):
+        method.make(1)
 
 
 @pytest.mark.parametrize("text", ["", "oracle", "heuristic+best", "heuristic+beam:x", "a+b+c"])

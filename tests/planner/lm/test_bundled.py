@@ -27,7 +27,7 @@ from qimeng.program.verify import capture_spec
 from qimeng.testing import FakeCoder
 
 KEPT = Path(__file__).parents[1] / "data" / "h200_estimated.jsonl.xz"
-FEW = Bundles(count=2, apart=2, least=6, most=8)
+FEW = Bundles(count=2, apart=2, held_out=2, least=6, most=8)
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,22 @@ import pytest
 from qimeng.envs.steps.caching import UNKNOWN
 from qimeng.envs.steps.setup import CODERS
 from qimeng.envs.steps.state import STOP
+from qimeng.interfaces import Action
 from qimeng.planner.data.put_together import PartsCoder
 from qimeng.planner.data.tree_file import read_trees
 from qimeng.planner.lm import replay, sources
 from qimeng.planner.lm import run as run_module
 from qimeng.planner.lm.branches import Teacher
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
-from qimeng.planner.lm.networks import NetworkTask, captured_networks, is_network, network_pairs, network_tasks
+from qimeng.planner.lm.learnt import action_name
+from qimeng.planner.lm.networks import (
+    NetworkTask,
+    captured_networks,
+    is_network,
+    learnt_of,
+    network_pairs,
+    network_tasks,
+)
 from qimeng.planner.lm.replay import Chance, mean_shares
 from qimeng.planner.lm.run import Run
 from qimeng.planner.lm.sources import gather
@@ -88,6 +97,24 @@ def test_only_what_is_known_is_offered_to_a_policy(networks: tuple[NetworkTask, 
     seen = super(type(task), task).begin().observe()
     mask = offer(task.task, seen)
     assert {a for a, may in zip(seen.actions, mask, strict=True) if may} == set(task.offered(seen))
+
+
+def test_a_planner_of_networks_chooses_among_what_it_was_trained_on(networks: tuple[NetworkTask, ...]) -> None:
+    learnt = learnt_of(networks)
+    for task in networks:
+        session = task.begin(24)
+        while session.exhausted() is None and not session.state.done:
+            seen = session.observe()
+            moves = [a for a in task.offered(seen) if a != STOP and a.kind not in ("launch", "algebra")]
+            assert not {action_name(a) for a in moves} - set(learnt.actions)
+            session.step(task.offered(seen)[-1])
+    assert learnt.regions >= max(len(task.task.start.called) for task in networks) // 2
+
+
+def test_many_kernels_in_one_step_are_offered_to_no_policy(networks: tuple[NetworkTask, ...]) -> None:
+    for task in networks:
+        program = task.task.start
+        assert not task.parts(program, Action("lower_all"))
 
 
 @pytest.fixture
