@@ -110,11 +110,12 @@ def parts_task(
     return Task(start, known, PartsEvaluator(parts, first), conditions, name)
 
 
-MANY_AT_ONCE = ("lower_all",)
-"""Kinds that write a kernel for each of many regions in one step. They are not offered: the budget of a session counts
-kernels that are written and judged, and a planner is to say which."""
+NOT_OFFERED = ("lower_all", "unfuse")
+"""Kinds that are left out. The first writes a kernel for each of many regions in one step: the budget of a session
+counts kernels that are written and judged, and a planner is to say which. The second takes a cluster apart again, one
+action for each of a hundred clusters, none of which gains anything."""
 
-REGIONED = ("cluster", "fusion", "unfuse")
+REGIONED = ("cluster", "fusion")
 """Kinds that make other regions alone: on PyTorch, those take what their operators take."""
 
 
@@ -133,7 +134,7 @@ class Known:
 
     def __call__(self, program: Program, action: Action) -> bool:
         """Whether the outcome of `action` on `program` is known, and the action is one to offer."""
-        if action.kind in MANY_AT_ONCE:
+        if action.kind in NOT_OFFERED:
             return False
         if action == Action("library", action.regions) and len(action.regions) == 1:
             return self.coder.parts.on_torch(program.region(action.regions[0])) is not None
@@ -196,4 +197,4 @@ class PartsSession(Session):
         return kept, cut
 
 
-__all__ = ["MANY_AT_ONCE", "REGIONED", "Known", "PartsCoder", "PartsEvaluator", "PartsSession", "parts_task"]
+__all__ = ["NOT_OFFERED", "REGIONED", "Known", "PartsCoder", "PartsEvaluator", "PartsSession", "parts_task"]
