@@ -179,7 +179,7 @@ class PartsSession(Session):
         rest: as of `Session`.
 
     Attributes:
-        covered: for each program looked at, the share of its legal actions that is known.
+        covered: for each program looked at, the share of its legal actions, `NOT_OFFERED` aside, that is known.
         stopped: why the search on it ended.
     """
 
@@ -191,10 +191,11 @@ class PartsSession(Session):
         """Those of the legal actions that are known, in their order."""
         actions, cut = super().offered()
         program = self.state.program
-        kept = tuple(a for a in actions if a == STOP or self.known(program, a))
-        if len(actions) > 1:
-            self.covered.setdefault(program.digest, (len(kept) - 1) / (len(actions) - 1))
-        return kept, cut
+        moves = [a for a in actions if a != STOP and a.kind not in NOT_OFFERED]
+        kept = {STOP, *(a for a in moves if self.known(program, a))}
+        if moves:
+            self.covered.setdefault(program.digest, (len(kept) - 1) / len(moves))
+        return tuple(a for a in actions if a in kept), cut
 
 
 __all__ = ["NOT_OFFERED", "REGIONED", "Known", "PartsCoder", "PartsEvaluator", "PartsSession", "parts_task"]

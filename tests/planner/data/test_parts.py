@@ -81,7 +81,7 @@ def test_a_planner_walks_where_nobody_measured(planner: str) -> None:
     tree, start = walked()[2]
     here = session(tree, start)
     make_search("greedy", planner).run(here)
-    assert here.ledger.evaluations > 2 and here.ledger.best is not None
+    assert here.ledger.evaluations >= 2 and here.ledger.best is not None
     assert all(e.failure != UNKNOWN for e in here.ledger.known.values())
     assert here.ledger.best.ms is not None and here.ledger.best.ms <= 1.001 * (judged(tree)[start.digest].ms or 0.0)
     assert 0 < max(here.covered.values()) <= 1
