@@ -187,7 +187,7 @@ def bundles(
     lm: Lm = [],  # noqa: B006
     method: Given = [],  # noqa: B006
     count: Annotated[int, typer.Option(help="Bundles.")] = 30,
-    held_out: Annotated[float, typer.Option(help="Share of the trees that planners were not trained on.")] = 0.4,
+    held_out: Annotated[float, typer.Option(help="Share of the trees that planners were not trained on.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Seed of the planners' training.")] = 0,
     writer: Annotated[str, typer.Option(help="Rows of a trained writer that writes the kernels.")] = "",
     evaluations: Annotated[int, typer.Option(help="Of each run.")] = EVALUATIONS,

@@ -7,8 +7,8 @@ regions. Deals in trees. Knows nothing about planners.
 
 from __future__ import annotations
 
+import math
 import random
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -30,9 +30,12 @@ from qimeng.store import content_hash
 SIZES = (60, 100)
 """Computations of a bundle: drawn between the two."""
 
-WIDTH = 2
-"""A bundle's computations are drawn from so many times their number that take about as long as each other: where one
-takes most of the time, there is little to plan."""
+RATIO = 10.0
+"""A bundle's computations are drawn from those whose times are within such a factor: where one takes most of the time,
+there is little to plan."""
+
+LEAST_NEAR = 20
+"""At least so many are drawn from, those next in time, however far apart."""
 
 
 def plannable(captured: Iterable[Captured], parts: Parts, coder: Coder) -> Iterator[Captured]:
@@ -54,7 +57,7 @@ def plannable(captured: Iterable[Captured], parts: Parts, coder: Coder) -> Itera
 def bundles(
     captured: Sequence[Captured], parts: Parts, count: int, seed: int = 0, sizes: tuple[int, int] = SIZES
 ) -> Iterator[Captured]:
-    """Bundles of computations of one dtype that take about as long, drawn at random; one may stand in a bundle twice.
+    """Bundles of computations that take about as long, drawn at random; none stands in one again before all do.
 
     Those of which a region was never timed are left out.
 
@@ -65,23 +68,31 @@ def bundles(
         seed: of what is drawn.
         sizes: computations of a bundle, at least and at most.
     """
-    timed: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for place, (tree, start) in enumerate(captured):
-        found = parts.start(start)
-        if found is not None and found.ms:
-            timed[tree.dtype].append((found.ms, place))
-    known = {dtype: [captured[place] for _, place in sorted(found)] for dtype, found in sorted(timed.items())}
+    found = [(parts.start(start), place) for place, (_, start) in enumerate(captured)]
+    timed = sorted((first.ms, place) for first, place in found if first is not None and first.ms)
     rng = random.Random(f"{seed} bundles")
-    for number in range(count if known else 0):
-        alike = known[rng.choices(list(known), [len(found) for found in known.values()])[0]]
-        size = rng.randint(*sizes)
-        first = rng.randint(0, max(0, len(alike) - WIDTH * size))
-        near = alike[first : first + WIDTH * size]
-        chosen = [rng.choice(near) for _ in range(size)]
+    for number in range(count if timed else 0):
+        size, near = rng.randint(*sizes), _near(timed, rng.choice(timed)[0])
+        chosen = [captured[place] for place in _drawn(near, size, rng)]
         start = Program.start(side_by_side([program.graph for _, program in chosen]))
-        found = parts.start(start)
-        if found is not None:
-            yield _tree(number, seed, chosen, start, found), start
+        first = parts.start(start)
+        if first is not None:
+            yield _tree(number, seed, chosen, start, first), start
+
+
+def _near(timed: Sequence[tuple[float, int]], ms: float) -> list[int]:
+    """Places of those whose time is near `ms`, in order of their times."""
+    apart = {place: abs(math.log(each / ms)) for each, place in timed}
+    within = [place for _, place in timed if apart[place] <= math.log(RATIO) / 2]
+    return within if len(within) >= LEAST_NEAR else sorted(apart, key=lambda place: apart[place])[:LEAST_NEAR]
+
+
+def _drawn(places: Sequence[int], size: int, rng: random.Random) -> list[int]:
+    """So many of `places`: all of them in a random order, again and again."""
+    found: list[int] = []
+    while len(found) < size:
+        found += rng.sample(places, min(size - len(found), len(places)))
+    return found
 
 
 def _tree(number: int, seed: int, chosen: Sequence[Captured], start: Program, first: Evaluation) -> Tree:

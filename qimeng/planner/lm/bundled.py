@@ -58,7 +58,7 @@ class Bundled:
 
 
 def bundled(kept: Sequence[Tree], held: Sequence[Tree], wanted: Bundles, coder: str, seed: int = 0) -> Bundled:
-    """Bundles of `kept`, and of either half of `held`. Trees of the mode of precision that most have are used.
+    """Bundles of `kept`, of a third of `held`, and of the rest. Trees of the precision mode that most have are used.
 
     Args:
         kept: trees to train on.
@@ -74,7 +74,9 @@ def bundled(kept: Sequence[Tree], held: Sequence[Tree], wanted: Bundles, coder: 
         text = f"bundles.least = {wanted.least} is above bundles.most = {wanted.most}: set both"
         raise QimengError(text)
     mode = Counter(tree.mode for tree in (*kept, *held)).most_common(1)[0][0]
-    stretches = [[t for t in trees if t.mode == mode] for trees in (kept, held[1::2], held[::2])]
+    stretches = [
+        [t for t in trees if t.mode == mode] for trees in (kept, held[::3], [t for i, t in enumerate(held) if i % 3])
+    ]
     captured = [captured_networks(trees) for trees in stretches]
     every = [one for some in captured for one in some]
     plain, written = parts_of(every), make_coder(coder)
