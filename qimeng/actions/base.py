@@ -117,7 +117,7 @@ class Kind(ABC):
 
     def proposals(self, program: Program, context: Context) -> Iterator[Action]:
         """Actions that may apply: by default each option on each region, or each unlike one (`shared`)."""
-        for region in unlike(program) if self.shared and is_large(program) else program.regions:
+        for region in proposed_on(self, program):
             for option in self.options:
                 yield Action(self.name, (region.id,), option)
 
@@ -150,6 +150,11 @@ class Kind(ABC):
         By default the graph stays, and a coder writes a kernel for the region.
         """
         return GraphRewrite(region=self.target(program, action))
+
+
+def proposed_on(kind: Kind, program: Program) -> tuple[Region, ...]:
+    """The regions that `kind` proposes actions on by default: all, or the unlike ones (`Kind.shared`)."""
+    return unlike(program) if kind.shared and is_large(program) else program.regions
 
 
 class ScheduleKind(Kind):
@@ -266,4 +271,4 @@ def find_region(program: Program, action: Action, number: int = 0) -> Region:
     return region
 
 
-__all__ = ["Context", "GraphRewrite", "Kind", "Remainder", "ScheduleKind", "find_region"]
+__all__ = ["Context", "GraphRewrite", "Kind", "Remainder", "ScheduleKind", "find_region", "proposed_on"]

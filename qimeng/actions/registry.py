@@ -5,7 +5,7 @@ Deals in names, entry points and the list of legal actions. Knows nothing about 
 
 from __future__ import annotations
 
-from qimeng.actions.base import Context, GraphRewrite, Kind
+from qimeng.actions.base import Context, GraphRewrite, Kind, proposed_on
 from qimeng.actions.guard import guarded
 from qimeng.errors import FamilyFault, IllegalAction, KindFault
 from qimeng.family import families, take_faults
@@ -87,6 +87,9 @@ def legal_actions(program: Program, context: Context, faults: dict[str, str] | N
     found: dict[Action, None] = {}
     known = _Known(program, context)
     for kind in kinds().values():
+        if (kept := known.of_kind(kind)) is not None:
+            found |= dict.fromkeys(kept)
+            continue
         try:
             proposed = tuple(kind.proposals(program, context))
         except KindFault as fault:
@@ -125,6 +128,28 @@ class _Known:
         asked = (context, *families().values())
         self._local = {name: is_local(kind) for name, kind in kinds().items()}
         self._kept: dict[object, bool] = program.graph.memo.setdefault("legal", {}).setdefault(asked, {})
+        self._whole: dict[object, tuple[Action, ...]] = program.graph.memo.setdefault("legal kinds", {}).setdefault(
+            asked, {}
+        )
+
+    def of_kind(self, kind: Kind) -> list[Action] | None:
+        """The actions of a local kind that proposes what kinds propose by default; None where it has to be asked."""
+        if not self._local[kind.name] or type(kind).proposals is not Kind.proposals:
+            return None
+        found: list[Action] = []
+        for region in proposed_on(kind, self._program):
+            key = kind, region.id, self._keys.get(region.id)
+            kept = self._whole.get(key)
+            if kept is None:
+                named = (Action(kind.name, (region.id,), option) for option in kind.options)
+                try:
+                    kept = tuple(a for a in named if self.applies(kind, a))
+                except (KindFault, FamilyFault):
+                    return None  # which is told where it is asked
+                if region.id in self._keys:
+                    self._whole[key] = kept
+            found += kept
+        return found
 
     def applies(self, kind: Kind, action: Action) -> bool:
         """Whether `action` applies.

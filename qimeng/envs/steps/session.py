@@ -29,7 +29,7 @@ from qimeng.envs.steps.milestones import (
 )
 from qimeng.envs.steps.next_kernels import prepare_next
 from qimeng.envs.steps.parts import verify_parts
-from qimeng.envs.steps.state import FINAL, STOP, Attempt, Budget, Ledger, Progress, State, Unchosen, same_there
+from qimeng.envs.steps.state import FINAL, STOP, Attempt, Budget, Ledger, Progress, State, Unchosen
 from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, order_actions, within_limit
@@ -183,16 +183,21 @@ class Session:
             return 0.0
         return best.evaluation.seconds.get("compile", 0.0)
 
-    def offered(self) -> tuple[tuple[Action, ...], int]:
-        """The legal actions in order, `stop` first, at most 256 (see `within_limit`); and how many were cut."""
+    def legal(self) -> list[Action]:
+        """What applies to the present program and was not refused there."""
         program, legal = self.state.program, self.task.legal
         key = (program.digest, *(program.schedule(r) for r in program.regions), *kinds())
         if key not in legal:
             legal[key] = legal_actions(program, self.task.context, self.ledger.faults)
-        found = [a for a in legal[key] if a not in self.state.masked and a.kind not in self.ledger.reported]
-        if self.task.estimated:
+        return [a for a in legal[key] if a not in self.state.masked and a.kind not in self.ledger.reported]
+
+    def offered(self) -> tuple[tuple[Action, ...], int]:
+        """The actions to choose from, `stop` first, at most 256 (see `within_limit`); and how many were cut."""
+        program, task = self.state.program, self.task
+        found = [a for a in self.legal() if task.offers is None or task.offers(program, a)]
+        if task.estimated:
             found = [a for a in found if a.param not in kind_named(a.kind).measured]
-        ordered = order_actions(found, program, self.state.evaluation, self.task.context.device)
+        ordered = order_actions(found, program, self.state.evaluation, task.context.device)
         return within_limit(ordered), max(0, len(ordered) - MAX_ACTIONS)
 
     def observe(self, steps_left: int | None = None) -> Observation:
@@ -445,10 +450,7 @@ class Session:
     def _advance(
         self, program: Program, evaluation: Evaluation | None, step: Step, record: RecipeStep, judged: bool
     ) -> None:
-        before, refused = self.state.program, self.ledger.refused
-        still = same_there(refused.get(before.digest, frozenset()), before, program)
-        refused[program.digest] = refused.get(program.digest, frozenset()) | still
-        masked = refused[program.digest] | self._taken(program, step.action)
+        masked = self.ledger.still_refused(self.state.program, program) | self._taken(program, step.action)
         history = (*self.state.history, step)
         self.state = State(program, evaluation, self.state, record, history, masked, judged)
         self._rank(judged)

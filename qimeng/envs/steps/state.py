@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -129,18 +129,6 @@ class State:
     def recipe(self) -> Recipe:
         """The accepted steps that lead here."""
         return Recipe(tuple(s.record for s in self.path() if s.record is not None), self.program.digest)
-
-
-def same_there(actions: Collection[Action], before: Program, after: Program) -> frozenset[Action]:
-    """Those of `actions` on one region that `after` has as well, with the same kernel as in `before`.
-
-    What was refused there would be refused again.
-    """
-    if not actions:
-        return frozenset()
-    was, made = ({r.id: p.implementation(r) for r in p.regions} for p in (before, after))
-    one = (a for a in actions if len(a.regions) == 1 and a.regions[0] in was)
-    return frozenset(a for a in one if made.get(a.regions[0]) == was[a.regions[0]])
 
 
 @dataclass(frozen=True)
@@ -298,6 +286,16 @@ class Ledger:
             unchosen=dict(self.unchosen),
         )
 
+    def still_refused(self, before: Program, after: Program) -> frozenset[Action]:
+        """What was refused of `after`: itself, and in `before`, on one region that has the same kernel in both."""
+        refused = self.refused.get(before.digest, frozenset())
+        if refused:
+            was, made = ({r.id: p.implementation(r) for r in p.regions} for p in (before, after))
+            one = (a for a in refused if len(a.regions) == 1 and a.regions[0] in was)
+            same = frozenset(a for a in one if made.get(a.regions[0]) == was[a.regions[0]])
+            self.refused[after.digest] = self.refused.get(after.digest, frozenset()) | same
+        return self.refused.get(after.digest, frozenset())
+
     def settled(self, subject: str) -> bool:
         """Whether the evaluation of `subject` answers for it from now on."""
         known = self.known.get(subject)
@@ -306,4 +304,4 @@ class Ledger:
         return known.failure == UNKNOWN or self.accidents[subject] >= ACCIDENTS
 
 
-__all__ = ["ACCIDENTS", "FINAL", "STOP", "Attempt", "Budget", "Ledger", "Progress", "State", "Unchosen", "same_there"]
+__all__ = ["ACCIDENTS", "FINAL", "STOP", "Attempt", "Budget", "Ledger", "Progress", "State", "Unchosen"]

@@ -50,6 +50,7 @@ class Task:
         options: of the final verification.
         declared: what the spec declares, such as ``"weights int8"`` (`KernelSpec.declaration`); empty where nothing.
         by_region: whether a step on one region is judged on that region (`qimeng.envs.steps.milestones`).
+        offers: says which legal actions are offered, where not all are (the answers to some are not known, say).
         legal: legal actions by program, shared by sessions, because replays of one task reach the same programs.
     """
 
@@ -64,6 +65,7 @@ class Task:
     options: FinalOptions = field(default_factory=FinalOptions)
     declared: str = ""
     by_region: bool = False
+    offers: Callable[[Program, Action], bool] | None = None
     legal: dict[tuple[object, ...], tuple[Action, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -47,23 +47,27 @@ def plannable(captured: Iterable[Captured], parts: Parts, coder: Coder) -> Itera
         coder: says what can be lowered.
     """
     for tree, start in captured:
-        context = Context(make_device(row_name(tree.conditions.device)), coder, tree.mode)
         copies = side_by_side([start.graph] * (1 + MANY // len(start.regions)))
         with suppress(QimengError):
-            if known_share(parts, after_first_steps(Program.start(copies), context), coder) >= LEAST_KNOWN:
+            if (
+                known_share(parts, after_first_steps(Program.start(copies), _context(tree, coder)), coder)
+                >= LEAST_KNOWN
+            ):
                 yield tree, start
 
 
 def bundles(
-    captured: Sequence[Captured], parts: Parts, count: int, seed: int = 0, sizes: tuple[int, int] = SIZES
+    captured: Sequence[Captured], parts: Parts, coder: Coder, count: int, seed: int = 0, sizes: tuple[int, int] = SIZES
 ) -> Iterator[Captured]:
     """Bundles of computations that take about as long, drawn at random; none stands in one again before all do.
 
-    Those of which a region was never timed are left out.
+    A bundle begins after the steps that come first (`first_steps`): with clusters, on PyTorch. Those of which a region
+    was never timed are left out.
 
     Args:
         captured: trees of one device and mode.
         parts: what they tell of regions.
+        coder: says what can be lowered.
         count: bundles.
         seed: of what is drawn.
         sizes: computations of a bundle, at least and at most.
@@ -74,10 +78,15 @@ def bundles(
     for number in range(count if timed else 0):
         size, near = rng.randint(*sizes), _near(timed, rng.choice(timed)[0])
         chosen = [captured[place] for place in _drawn(near, size, rng)]
-        start = Program.start(side_by_side([program.graph for _, program in chosen]))
+        begun = Program.start(side_by_side([program.graph for _, program in chosen]))
+        start = after_first_steps(begun, _context(chosen[0][0], coder))
         first = parts.start(start)
         if first is not None:
             yield _tree(number, seed, chosen, start, first), start
+
+
+def _context(tree: Tree, coder: Coder) -> Context:
+    return Context(make_device(row_name(tree.conditions.device)), coder, tree.mode)
 
 
 def _near(timed: Sequence[tuple[float, int]], ms: float) -> list[int]:

@@ -96,7 +96,7 @@ class PartsEvaluator(SerialEvaluator):
 def parts_task(
     parts: Parts, start: Program, first: Evaluation, context: Context, conditions: Conditions, name: str = "program"
 ) -> Task:
-    """A task on the start program of a network.
+    """A task on the start program of a network, which offers actions whose outcome is known (`Known`), and `stop`.
 
     Args:
         parts: what was found of regions.
@@ -107,7 +107,8 @@ def parts_task(
         name: what people call it.
     """
     known = replace(context, coder=PartsCoder(parts, context.coder))
-    return Task(start, known, PartsEvaluator(parts, first), conditions, name)
+    task = Task(start, known, PartsEvaluator(parts, first), conditions, name)
+    return replace(task, offers=Known(task))
 
 
 NOT_OFFERED = ("lower_all", "unfuse")
@@ -136,6 +137,8 @@ class Known:
         """Whether the outcome of `action` on `program` is known, and the action is one to offer."""
         if action.kind in NOT_OFFERED:
             return False
+        if action == STOP:
+            return True
         if action == Action("library", action.regions) and len(action.regions) == 1:
             return self.coder.parts.on_torch(program.region(action.regions[0])) is not None
         if action.kind in REGIONED or self.coder.outcome(program, action) is not None:
@@ -171,31 +174,31 @@ def _is_written(action: Action) -> bool:
 
 
 class PartsSession(Session):
-    """A session that offers actions whose outcome is known, and `stop`.
+    """A session that tells which share of the legal actions is known.
 
     Args:
-        known: of the task.
+        task: a `parts_task`.
         budget: what may be used.
         rest: as of `Session`.
 
     Attributes:
+        known: what is offered.
         covered: for each program looked at, the share of its legal actions, `NOT_OFFERED` aside, that is known.
         stopped: why the search on it ended.
     """
 
-    def __init__(self, known: Known, budget: Budget | None = None, **rest: Any):
-        super().__init__(known.task, budget, **rest)
-        self.known, self.covered, self.stopped = known, dict[str, float](), ""
+    def __init__(self, task: Task, budget: Budget | None = None, **rest: Any):
+        super().__init__(task, budget, **rest)
+        assert isinstance(task.offers, Known)
+        self.known, self.covered, self.stopped = task.offers, dict[str, float](), ""
 
     def offered(self) -> tuple[tuple[Action, ...], int]:
-        """Those of the legal actions that are known, in their order."""
-        actions, cut = super().offered()
-        program = self.state.program
-        moves = [a for a in actions if a != STOP and a.kind not in NOT_OFFERED]
-        kept = {STOP, *(a for a in moves if self.known(program, a))}
+        """As any session does."""
+        offered, cut = super().offered()
+        moves = sum(a != STOP and a.kind not in NOT_OFFERED for a in self.legal())
         if moves:
-            self.covered.setdefault(program.digest, (len(kept) - 1) / len(moves))
-        return tuple(a for a in actions if a in kept), cut
+            self.covered.setdefault(self.state.program.digest, (len(offered) + cut - 1) / moves)
+        return offered, cut
 
 
 __all__ = ["NOT_OFFERED", "REGIONED", "Known", "PartsCoder", "PartsEvaluator", "PartsSession", "parts_task"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from qimeng.envs.steps.setup import make_coder
 from qimeng.errors import QimengError
+from qimeng.interfaces import Coder
 from qimeng.planner.data.bundles import SIZES, bundles, plannable
 from qimeng.planner.data.parts import Captured, Parts, parts_of
 from qimeng.planner.data.tree import Tree
@@ -84,16 +85,16 @@ def bundled(kept: Sequence[Tree], held: Sequence[Tree], wanted: Bundles, coder: 
     parts = parts_of(every, WriterProfile.read(Path(wanted.writer), seed=seed)) if wanted.writer else plain
     counts = (wanted.count, wanted.apart, wanted.held_out)
     made = [
-        tuple(_tasks(pool, parts, count, seed + number, wanted, coder))
+        tuple(_tasks(pool, parts, count, seed + number, wanted, written))
         for number, (pool, count) in enumerate(zip(pools, counts, strict=True))
     ]
     return Bundled(*made)
 
 
 def _tasks(
-    pool: Sequence[Captured], parts: Parts, count: int, seed: int, wanted: Bundles, coder: str
+    pool: Sequence[Captured], parts: Parts, count: int, seed: int, wanted: Bundles, coder: Coder
 ) -> Iterator[NetworkTask]:
-    for tree, start in bundles(pool, parts, count, seed, (wanted.least, wanted.most)):
+    for tree, start in bundles(pool, parts, coder, count, seed, (wanted.least, wanted.most)):
         task = network_task(tree, start, parts, coder)
         if task is not None:
             yield task

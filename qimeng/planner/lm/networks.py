@@ -39,17 +39,18 @@ STEPS = 256
 
 @dataclass(frozen=True)
 class NetworkTask(StoredTask):
-    """A network whose programs are put together from parts, walked as a stored tree is.
+    """A network whose programs are put together from parts (`parts_task`), walked as a stored tree is."""
 
-    Attributes:
-        parts: what is known of its actions.
-    """
-
-    parts: Known
+    @property
+    def parts(self) -> Known:
+        """What is known of its actions."""
+        known = self.task.offers
+        assert isinstance(known, Known)
+        return known
 
     def begin(self, steps: int = ENDLESS.steps, evaluations: int = ENDLESS.evaluations) -> PartsSession:
         """An episode at the start program, judged."""
-        session = PartsSession(self.parts, replace(ENDLESS, steps=steps, evaluations=evaluations))
+        session = PartsSession(self.task, replace(ENDLESS, steps=steps, evaluations=evaluations))
         session.begin()
         return session
 
@@ -133,7 +134,7 @@ def network_task(tree: Tree, start: Program, parts: Parts, coder: str | Coder = 
         return None
     context = Context(make_device(row_name(tree.conditions.device)), make_coder(coder), tree.mode)
     task = parts_task(parts, start, replace(first, eager=made.timing), context, tree.conditions, tree.name)
-    return NetworkTask(tree, task, Known(task))
+    return NetworkTask(tree, task)
 
 
 def captured_networks(trees: Iterable[Tree]) -> list[Captured]:
