@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -21,6 +22,7 @@ from qimeng.actions import (
     register,
     unregister,
 )
+from qimeng.actions.large import MANY
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device, device_named
 from qimeng.errors import IllegalAction, QimengError
@@ -275,3 +277,19 @@ class _Here(EntryPoint):
 def test_every_kind_documents_its_rewrite() -> None:
     for kind in kinds().values():
         assert kind.__doc__ and "rewrite:" in kind.__doc__ and "->" in kind.__doc__, kind.name
+
+
+@pytest.mark.parametrize("name", ["linear", "softmax"])
+def test_what_is_looked_up_by_region_is_what_each_kind_says(name: str, context: Context) -> None:
+    for begun in (make, lambda name: fused_and_lowered(name, context)):
+        for large in (False, True):
+            program = begun(name)
+            program.graph.memo.clear()
+            program.graph.memo["operators"] = MANY if large else 2
+            asked = []
+            for action in dict.fromkeys(a for k in kinds().values() for a in k.proposals(program, context)):
+                with suppress(IllegalAction):
+                    check_action(program, action, context)
+                    asked.append(action)
+            for _ in range(2):
+                assert list(legal_actions(program, context)) == asked
