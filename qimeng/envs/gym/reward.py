@@ -197,13 +197,16 @@ class AnytimeReward(LogSpeedupReward):
     episode this is the mean of log(b_0 / b) over the number of evaluations that one can afford, where that is as likely
     to be n as a run of n throws, each of which goes on with probability `discount`.
 
+    By default a refused step costs its evaluation alone, after which gains are worth less: in a program of a hundred
+    regions a step gains a hundredth, and any fixed price would outweigh it.
+
     Args:
         discount: of a gain, for each evaluation before it.
         failure: for a refused step.
         limit: greatest reward of a step, in nepers.
     """
 
-    def __init__(self, discount: float = 0.95, failure: float = 0.02, limit: float = 8.0):
+    def __init__(self, discount: float = 0.95, failure: float = 0.0, limit: float = 8.0):
         super().__init__(failure, limit)
         self.discount = discount
         self.reset()
