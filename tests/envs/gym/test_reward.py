@@ -113,9 +113,10 @@ def test_what_is_found_soon_is_worth_more() -> None:
     for _ in range(2):
         assert reward.update(GRAPH_ONLY) == 0  # which costs no evaluation
         assert reward.update(right(10.0, 8.0)) == pytest.approx(math.log(10 / 8))
-        assert reward.update(refused(Gate.COMPILE)) == -0.02  # this one does
+        assert reward.update(refused(Gate.COMPILE)) == 0  # which costs one: what comes after it is worth less
         assert reward.update(right(8.0, 4.0)) == pytest.approx(0.25 * math.log(2))
         reward.reset()
+    assert AnytimeReward(failure=0.02).update(refused(Gate.COMPILE)) == -0.02
 
 
 @pytest.mark.parametrize(
