@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import warnings
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ import torch
 from qimeng.checkpoint import read_checkpoint, write_checkpoint
 from qimeng.envs.gym.observation import TEXTS
 from qimeng.errors import WeightsError
-from qimeng.planner.lm.reading import ReadObservation
 
 if TYPE_CHECKING:
     from sb3_contrib import MaskablePPO
@@ -54,7 +52,7 @@ def save_checkpoint(
         "steps": learner.num_timesteps,
         "updates": learner._n_updates,
         "starts": np.asarray(learner._last_episode_starts).tolist(),
-        "episodes": [_episode(env) for env in _environments(learner)],
+        "episodes": monitor.env_method("episode"),
         "returns": monitor.episode_returns.tolist(),
         "lengths": monitor.episode_lengths.tolist(),
         "count": monitor.episode_count,
@@ -148,7 +146,8 @@ def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> tuple[Any, dict
     learner.ep_success_buffer = deque(maxlen=learner._stats_window_size)
     monitor: Any = learner.env
     monitor.reset()
-    rows = [_bring_back(env, episode) for env, episode in zip(_environments(learner), rest["episodes"], strict=True)]
+    episodes = enumerate(rest["episodes"])
+    rows = [monitor.env_method("bring_back", episode, indices=number)[0] for number, episode in episodes]
     learner._last_obs = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     learner._last_episode_starts = np.asarray(rest["starts"], dtype=bool)
     monitor.episode_returns = np.asarray(rest["returns"], dtype=np.float32)
@@ -163,34 +162,6 @@ def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> tuple[Any, dict
     version, words, gauss = rest["python"]
     random.setstate((version, tuple(words), gauss))
     return rest["notes"], state["best"]
-
-
-def _environments(learner: MaskablePPO) -> list[ReadObservation]:
-    assert learner.env is not None
-    found: list[ReadObservation] = learner.env.get_attr("reading")
-    return found
-
-
-def _episode(env: ReadObservation) -> dict[str, Any]:
-    """How the episode under way began, and what was taken since."""
-    return {"seed": env.began.seed, "generator": env.began.generator, "taken": env.taken}
-
-
-def _bring_back(env: ReadObservation, episode: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Take the steps of the episode again; what is seen after them."""
-    if episode["seed"] is None:
-        env.unwrapped.np_random.bit_generator.state = episode["generator"]
-    seen, _ = env.reset(seed=episode["seed"])
-    for index, action in episode["taken"]:
-        if env.named(index) != action:
-            warnings.warn(
-                f"the checkpoint's episode took {action!r} as action {index}, which is now {env.named(index)!r}: the "
-                "actions or the tree have changed, so the episode is begun anew",
-                stacklevel=2,
-            )
-            return env.reset()[0]
-        seen, *_ = env.step(index)
-    return seen
 
 
 def _plain(value: Any) -> Any:

@@ -109,6 +109,8 @@ class TrainConfig:
         for name, setting, value in settings_of(self):
             if isinstance(value, int | float) and not isinstance(value, bool) and value not in range_of(setting):
                 raise TrainingError(f"{name} is a number {range_of(setting)}, not {value}")
+        if self.ppo.processes and self.answers != "stored":
+            raise TrainingError("ppo.processes is for stored answers: set answers = 'stored', or ppo.processes = false")
         if self.dtype != "float32" and not self.lora:
             raise TrainingError(f"dtype = {self.dtype!r} is for weights that stay as they are: set lora, say to 16")
 

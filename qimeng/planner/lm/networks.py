@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 from qimeng.actions import Context, kind_named
 from qimeng.actions.large import is_large
@@ -40,6 +41,8 @@ STEPS = 256
 @dataclass(frozen=True)
 class NetworkTask(StoredTask):
     """A network whose programs are put together from parts (`parts_task`), walked as a stored tree is."""
+
+    portable: ClassVar[bool] = True
 
     @property
     def parts(self) -> Known:

@@ -7,6 +7,7 @@ that a model sees in use what it saw in training.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -230,10 +231,29 @@ class ReadObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any
         actions = self._base().observed.actions
         return str(actions[index]) if 0 <= index < len(actions) else ""
 
-    @property
-    def reading(self) -> ReadObservation:
-        """This wrapper, for vector environments to hand out."""
-        return self
+    def episode(self) -> dict[str, Any]:
+        """How the episode under way began, and what was taken since."""
+        return {"seed": self.began.seed, "generator": self.began.generator, "taken": self.taken}
+
+    def bring_back(self, episode: dict[str, Any]) -> dict[str, Any]:
+        """Take the steps of an episode again, as `episode` gave it; what is seen after them."""
+        if episode["seed"] is None:
+            self._base().np_random.bit_generator.state = episode["generator"]
+        seen, _ = self.reset(seed=episode["seed"])
+        for index, action in episode["taken"]:
+            if self.named(index) != action:
+                warnings.warn(
+                    f"the checkpoint's episode took {action!r} as action {index}, which is now {self.named(index)!r}: "
+                    "the actions or the tree have changed, so the episode is begun anew",
+                    stacklevel=2,
+                )
+                return self.reset()[0]
+            seen, *_ = self.step(index)
+        return seen
+
+    def counted(self) -> tuple[int, float]:
+        """States that `offer` was asked about here, and the sum of the shares of their actions that it offered."""
+        return getattr(self.offer, "states", 0), getattr(self.offer, "shares", 0.0)
 
     def action_masks(self) -> np.ndarray:
         """Which indices name an action that is offered (sb3-contrib looks for this)."""

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -159,7 +160,7 @@ class Run:
             model,
             self.sources.tasks,
             replace(config.ppo, seed=config.seed + config.ppo.seed),
-            self._reward,
+            partial(make_reward, config.reward, config.coverage),
             lambda row: self._log("validation" if "score" in row else "ppo", row),
             str(self.out / "tensorboard") if config.tensorboard else None,
             self.out,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -40,10 +40,17 @@ ENDLESS = Budget(seconds=float("inf"), evaluations=1 << 30, steps=1 << 30)
 
 @dataclass(frozen=True)
 class StoredTask:
-    """A tree, with the names of today's programs, and the task that walks it."""
+    """A tree, with the names of today's programs, and the task that walks it.
+
+    Attributes:
+        tree: what was explored.
+        task: answers from it.
+        portable: whether it can be sent to another process; a store in memory cannot.
+    """
 
     tree: Tree
     task: Task
+    portable: ClassVar[bool] = False
 
     def begin(self, steps: int = ENDLESS.steps, evaluations: int = ENDLESS.evaluations) -> Session:
         """An episode at the start program, judged."""

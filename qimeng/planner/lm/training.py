@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,14 @@ from qimeng.envs.steps.task import Task
 from qimeng.planner.lm.checkpoint import FILE, load_checkpoint, put_weights, save_checkpoint, trained_weights
 from qimeng.planner.lm.choices import ChoicesAlone
 from qimeng.planner.lm.ranges import POSITIVE, SHARE
-from qimeng.planner.lm.reading import Offering, ReadObservation
+from qimeng.planner.lm.reading import Offering, Reader, ReadObservation
 from qimeng.planner.lm.scoring import ActionScorer
 from qimeng.planner.lm.stored import Offer
 from qimeng.planner.lm.weights import PlannerModel
 
 if TYPE_CHECKING:
     from sb3_contrib import MaskablePPO
+    from stable_baselines3.common.vec_env import VecEnv
 
 Progress = Callable[[dict[str, float]], None]
 """Called with figures: after each epoch of imitation, after each rollout of PPO, after each validation."""
@@ -58,6 +60,8 @@ class Ppo:
             none. All legal actions are looked at, so that those which no tree has an answer for stay where they were.
         value: coefficient of the value's error; a large one's gradient is most of what reaches the language model.
         target_kl: a rollout's passes end where the policy has gone 1.5 times this far; None for no limit.
+        processes: whether each environment has a process of its own, for networks and bundles. They take seconds to
+            start, and pay where there are more cores than runs.
         max_steps: longest episode; steps of the graph alone count, and a program of many operators takes one each.
         seed: of the environments, of the sampling, and of the batches.
     """
@@ -76,6 +80,7 @@ class Ppo:
     anchor: float = 0.0
     value: float = 0.1
     target_kl: float | None = 0.1
+    processes: bool = False
     max_steps: int = field(default=32, metadata=POSITIVE)
     seed: int = 0
 
@@ -137,8 +142,19 @@ def make_environment(
         offer: says which of the legal actions may be chosen; all by default.
         whole: whether those that may not be chosen are read as well.
     """
-    env = HorizonEnds(KernelOptimizationEnv(tasks, reward, max_steps=max_steps))
-    return ChoicesAlone(ReadObservation(env, model.reader, offer, whole))
+    return _environment(model.reader, tasks, max_steps, None if reward is None else (lambda: reward), offer, whole)
+
+
+def _environment(
+    reader: Reader,
+    tasks: Sequence[Task],
+    max_steps: int,
+    reward: Callable[[], Reward] | None,
+    offer: Offering | None,
+    whole: bool,
+) -> ChoicesAlone:
+    env = HorizonEnds(KernelOptimizationEnv(tasks, reward() if reward else None, max_steps=max_steps))
+    return ChoicesAlone(ReadObservation(env, reader, offer, whole))
 
 
 def make_learner(
@@ -158,22 +174,26 @@ def make_learner(
         reward: makes the reward of one environment; `MilestoneReward` by default.
         tensorboard: folder of TensorBoard's logs.
         offer: says which of the legal actions may be chosen; all by default.
+
+    Raises:
+        ValueError: `Ppo.processes`, and not all tasks can be sent to other processes.
     """
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.utils import LinearSchedule
-    from stable_baselines3.common.vec_env import VecMonitor
+    from stable_baselines3.common.vec_env import SubprocVecEnv, VecMonitor
 
     from qimeng.planner.lm.policy import LanguageModelPolicy
     from qimeng.planner.lm.side_by_side import SideBySide
 
     s = settings or Ppo()
 
-    def environment() -> ChoicesAlone:
-        return make_environment(model, tasks, s.max_steps, reward() if reward else None, offer, bool(s.anchor))
-
+    if s.processes and not (isinstance(offer, Offer) and all(one.portable for one in offer.stored.values())):
+        raise ValueError("environments have processes of their own for networks and bundles: set processes = false")
+    environment = partial(_environment, model.reader, tasks, s.max_steps, reward, offer, bool(s.anchor))
+    several: list[Callable[[], gymnasium.Env[Any, Any]]] = [environment] * s.environments
     return MaskablePPO(
         LanguageModelPolicy,
-        VecMonitor(SideBySide([environment] * s.environments)),
+        VecMonitor(SubprocVecEnv(several, "spawn") if s.processes else SideBySide(several)),
         learning_rate=LinearSchedule(s.rate, s.rate / 10, 1.0),  # the last update has the last rate
         n_steps=s.rollout,
         batch_size=s.batch,
@@ -304,6 +324,7 @@ def train(
 
         def _on_rollout_end(self) -> None:
             looks.rollouts += 1
+            begun.add(self.training_env)
             episodes: Any = self.model.ep_info_buffer
             if episodes:
                 mean = {
@@ -317,6 +338,7 @@ def train(
         notes, weights = load_checkpoint(learner, checkpoint)  # which looks at states again
         counted.states, counted.shares = notes.pop(OFFERED, (counted.states, counted.shares))
         looks.take_up(notes, weights)
+    begun = _Elsewhere(counted, learner.env if s.processes else None)
     left = s.steps - learner.num_timesteps
     if left > 0 and not looks.over:
         learner.learn(left, callback=Watch(), reset_num_timesteps=not resumed)  # a reset draws new episodes
@@ -324,7 +346,28 @@ def train(
         save()
     if looks.weights is not None:
         put_weights(learner.policy, looks.weights)
+    _end(learner.env, s.processes)
     return looks.rows
+
+
+class _Elsewhere:
+    """Adds to `counted` what is offered in environments that have processes of their own, each with a copy of it."""
+
+    def __init__(self, counted: Offer, env: VecEnv | None):
+        self._counted, self._before = counted, (counted.states, counted.shares)
+        self._there = env.env_method("counted") if env is not None else []
+
+    def add(self, env: VecEnv) -> None:
+        """What came since this was made; nothing where the environments share the offer itself."""
+        if self._there:
+            pairs = list(zip(env.env_method("counted"), self._there, strict=True))
+            self._counted.states = self._before[0] + sum(now[0] - then[0] for now, then in pairs)
+            self._counted.shares = self._before[1] + sum(now[1] - then[1] for now, then in pairs)
+
+
+def _end(env: VecEnv | None, processes: bool) -> None:
+    if processes and env is not None:
+        env.close()
 
 
 __all__ = ["HorizonEnds", "Ppo", "Progress", "Validation", "frozen", "make_environment", "make_learner", "train"]

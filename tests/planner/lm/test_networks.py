@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from qimeng.envs.gym.reward import LogSpeedupReward
 from qimeng.envs.steps.caching import UNKNOWN
 from qimeng.envs.steps.setup import CODERS
 from qimeng.envs.steps.state import STOP
@@ -18,6 +19,7 @@ from qimeng.planner.lm import run as run_module
 from qimeng.planner.lm.branches import Teacher
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
 from qimeng.planner.lm.learnt import action_name
+from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.networks import (
     NetworkTask,
     captured_networks,
@@ -26,10 +28,13 @@ from qimeng.planner.lm.networks import (
     network_pairs,
     network_tasks,
 )
+from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.replay import Chance, mean_shares
 from qimeng.planner.lm.run import Run
 from qimeng.planner.lm.sources import gather
 from qimeng.planner.lm.stored import Offer
+from qimeng.planner.lm.training import Ppo, train
+from qimeng.planner.lm.weights import new_mini
 from qimeng.testing import FakeCoder
 
 TINY = """
@@ -115,6 +120,20 @@ def test_many_kernels_in_one_step_are_offered_to_no_policy(networks: tuple[Netwo
     for task in networks:
         program = task.task.start
         assert not task.parts(program, Action("lower_all"))
+
+
+@pytest.mark.slow
+def test_environments_may_have_processes_of_their_own(
+    networks: tuple[NetworkTask, ...], reader: Reader, tiny: MiniSize, tmp_path: Path
+) -> None:
+    model = new_mini(reader.tokenizer, tiny, seed=3, length=128)
+    settings = Ppo(steps=8, environments=2, rollout=4, batch=8, epochs=1, max_steps=4, processes=True)
+    tasks, offer = [n.task for n in networks], Offer.of(networks)
+    train(model, tasks, settings, LogSpeedupReward, offer=offer, checkpoint=tmp_path)
+    states = offer.states
+    assert states >= 8 and offer.coverage == 1
+    found = train(model, tasks, replace(settings, steps=16), LogSpeedupReward, offer=offer, checkpoint=tmp_path)
+    assert found[-1]["steps"] == 16 and states < offer.states <= 4 * states
 
 
 @pytest.fixture

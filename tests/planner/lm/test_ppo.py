@@ -75,6 +75,11 @@ def test_ppo_earns_more_on_a_tree_that_takes_several_steps(model: PlannerModel, 
     assert found[0]["reward"] < 0.9 * np.log(stored[2].gain) < found[-1]["reward"]
 
 
+def test_small_trees_stay_in_one_process(model: PlannerModel, stored: Stored) -> None:
+    with pytest.raises(ValueError, match="set processes = false"):
+        make_learner(model, [s.task for s in stored], Ppo(processes=True), offer=Offer.of(stored))
+
+
 def test_an_anchor_keeps_what_was_there(reader: Reader, tiny: MiniSize, stored: Stored) -> None:
     """With a large coefficient the policy hardly leaves what PPO began with; without one it does."""
 
