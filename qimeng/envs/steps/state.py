@@ -88,8 +88,8 @@ class State:
         parent: the state before the last accepted step; None at the start.
         record: the last accepted step, as a recipe keeps it.
         history: every step so far, refused ones included.
-        masked: actions that were refused here, that the coder had no answer for, or that were already taken from this
-            program on the path here.
+        masked: actions that were refused here, or on the path here on a region that has the same kernel; that the coder
+            had no answer for; or that were already taken from this program on the path here.
         judged: whether this very program was sent to the judge.
         done: whether the planner stopped.
     """

@@ -49,10 +49,8 @@ def plannable(captured: Iterable[Captured], parts: Parts, coder: Coder) -> Itera
     for tree, start in captured:
         copies = side_by_side([start.graph] * (1 + MANY // len(start.regions)))
         with suppress(QimengError):
-            if (
-                known_share(parts, after_first_steps(Program.start(copies), _context(tree, coder)), coder)
-                >= LEAST_KNOWN
-            ):
+            clustered = after_first_steps(Program.start(copies), _context(tree, coder))
+            if known_share(parts, clustered, coder) >= LEAST_KNOWN:
                 yield tree, start
 
 
@@ -106,13 +104,14 @@ def _drawn(places: Sequence[int], size: int, rng: random.Random) -> list[int]:
 
 def _tree(number: int, seed: int, chosen: Sequence[Captured], start: Program, first: Evaluation) -> Tree:
     """The tree of a bundle: without a text, and without a step."""
-    like = chosen[0][0]
+    like, dtypes = chosen[0][0], {tree.dtype for tree, _ in chosen}
     spec = content_hash("\n".join(tree.conditions.spec for tree, _ in chosen))
     return replace(
         like,
         name=f"{seed}-{number}-bundle",
         source="",
         family="bundle",
+        dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
         seed=seed,
         index=number,
         conditions=replace(like.conditions, spec=spec),

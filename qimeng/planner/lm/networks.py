@@ -58,8 +58,8 @@ class NetworkTask(StoredTask):
         return session
 
     def offered(self, seen: Observation) -> tuple[Action, ...]:
-        """Of `seen.actions`, those whose outcome is known; `stop` where there is none."""
-        return tuple(a for a in seen.actions if a != STOP and self.parts(seen.program, a)) or (STOP,)
+        """`seen.actions` without `stop`, since their outcome is known (`Task.offers`); `stop` where there is none."""
+        return tuple(a for a in seen.actions if a != STOP) or (STOP,)
 
     @property
     def learnt(self) -> Learnt:
