@@ -113,8 +113,8 @@ def parts_task(
 
 NOT_OFFERED = ("lower_all", "unfuse")
 """Kinds that are left out. The first writes a kernel for each of many regions in one step: the budget of a session
-counts kernels that are written and judged, and a planner is to say which. The second takes a cluster apart again, one
-action for each of a hundred clusters, none of which gains anything."""
+counts kernels that are written and judged, and a planner is to say which. The second takes a cluster apart again: one
+action for each of a hundred clusters, which leads back to where the clusters came from."""
 
 REGIONED = ("cluster", "fusion")
 """Kinds that make other regions alone: on PyTorch, those take what their operators take."""
@@ -139,7 +139,7 @@ class Known:
             return False
         if action == STOP:
             return True
-        if action == Action("library", action.regions) and len(action.regions) == 1:
+        if len(action.regions) == 1 and action == Action("library", action.regions):  # back to PyTorch
             return self.coder.parts.on_torch(program.region(action.regions[0])) is not None
         if action.kind in REGIONED or self.coder.outcome(program, action) is not None:
             return True

@@ -24,7 +24,7 @@ MOST = 16
 """Processes."""
 
 
-def in_processes(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def in_processes(work: Callable[[T], R], items: Sequence[T], chunk: int = 0) -> list[R]:
     """What `work` makes of each of `items`, in their order.
 
     `MANY` items are dealt out to processes that import the script that is running: keep what it does below
@@ -32,13 +32,14 @@ def in_processes(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
     Args:
         work: can be pickled, and so can what it takes and returns.
-        items: what it is called with; what several of them share is sent to each process once.
+        items: what it is called with.
+        chunk: items that are sent at a time; what they share is sent once. 0 for an equal part for each process.
     """
     count = min(len(os.sched_getaffinity(0)), MOST)
     if len(items) < MANY or count == 1:
         return [work(item) for item in items]
     with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), end_with_parent) as pool:
-        return list(pool.map(work, items, chunksize=math.ceil(len(items) / count)))
+        return list(pool.map(work, items, chunksize=chunk or math.ceil(len(items) / count)))
 
 
 __all__ = ["MANY", "MOST", "in_processes"]

@@ -6,18 +6,15 @@ offered: no answer is made up for it.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from qimeng.envs.sandbox.layer import end_with_parent
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import STOP, Budget
 from qimeng.envs.steps.task import Task
@@ -26,13 +23,11 @@ from qimeng.interfaces import Action, Coder, Observation
 from qimeng.planner.data.closure import closed
 from qimeng.planner.data.tree import Tree
 from qimeng.planner.lm.disk_cache import cached
+from qimeng.planner.lm.processes import in_processes
 from qimeng.program.program import Program
 from qimeng.store import Conditions, StoredStep
 
 T = TypeVar("T")
-
-MANY = 16
-"""So many trees or more are captured by several processes, which take seconds to start."""
 
 ENDLESS = Budget(seconds=float("inf"), evaluations=1 << 30, steps=1 << 30)
 """No limit but the tree's own."""
@@ -103,8 +98,8 @@ def stored_tasks(trees: Iterable[Tree], coder: str | Coder = "template") -> Iter
 
     Each tree has the steps of `closed` besides.
 
-    `MANY` trees are captured on all cores, by processes that import the script that is running: keep what it does
-    below ``if __name__ == "__main__":``.
+    Many trees are captured on all cores (`in_processes`), by processes that import the script that is running: keep
+    what it does below ``if __name__ == "__main__":``.
     """
     return (one for one, _ in looked_through(trees, coder))
 
@@ -119,15 +114,12 @@ def looked_through(
         coder: says what is legal.
         look: a function that can be pickled, and so can what it returns; None to look for nothing.
     """
-    listed, cores = list(trees), len(os.sched_getaffinity(0))
+    listed = list(trees)
+    # in an order of each process's own: of several that start at once, one finds what another has kept
+    order = random.Random(os.getpid()).sample(range(len(listed)), len(listed))
     work = partial(_begun, coder=coder, look=look)
-    begun: Iterable[tuple[Tree, Program, Sequence[T]] | None] = map(work, listed)
-    if len(listed) >= MANY and cores > 1:
-        # in an order of each process's own: of several that start at once, one finds what another has kept
-        order = random.Random(os.getpid()).sample(range(len(listed)), len(listed))
-        with ProcessPoolExecutor(min(cores, 16), multiprocessing.get_context("spawn"), end_with_parent) as pool:
-            made = dict(zip(order, pool.map(work, [listed[i] for i in order], chunksize=2), strict=True))
-        begun = (made[i] for i in range(len(listed)))
+    made = dict(zip(order, in_processes(work, [listed[i] for i in order], chunk=2), strict=True))
+    begun = (made[i] for i in range(len(listed)))
     for found in begun:
         if found is not None and (one := _task(*found[:2], coder)) is not None:
             yield one, found[2]
