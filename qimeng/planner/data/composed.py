@@ -80,8 +80,7 @@ def known_share(parts: Parts, program: Program, coder: Coder) -> float:
         if coder.can_implement(region) is not None:
             continue
         total += ms
-        moves = parts.moves.get((region.signature, program.implementation(region).digest), {})
-        found += ms if ("lowering", "") in moves else 0.0
+        found += ms if ("lowering", "") in parts.tried(region, program.implementation(region).digest) else 0.0
     return found / total if total else 0.0
 
 

@@ -12,7 +12,7 @@ from qimeng.actions.large import unlike
 from qimeng.envs.steps.state import STOP
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation, Planner
-from qimeng.planner.data.parts import Key, Move
+from qimeng.planner.data.parts import Move
 from qimeng.planner.data.put_together import Known
 from qimeng.program.program import Program
 
@@ -67,7 +67,7 @@ class OraclePlanner(Planner):
             present = 1.0 if made.language == "torch" else self.parts.ratios.get((here.signature, made.digest))
             if on_torch is None or present is None:
                 continue
-            for ratio, path in self._paths((here.signature, made.digest)):
+            for ratio, path in self._paths(here, made.digest):
                 action = Action(path[0][0], (here.id,), path[0][1])
                 saved = alike[here.signature] * on_torch * (present - ratio) / now.ms
                 if action in offered and saved > LEAST:
@@ -91,24 +91,24 @@ class OraclePlanner(Planner):
         on_torch = self.parts.on_torch(region)
         if on_torch is None:
             return None
-        begin = region.signature, program.implementation(region).digest
-        return on_torch * min((ratio for ratio, _ in self._paths(begin)), default=1.0)
+        begin = program.implementation(region).digest
+        return on_torch * min((ratio for ratio, _ in self._paths(region, begin)), default=1.0)
 
-    def _paths(self, begin: Key) -> Iterator[tuple[float, tuple[Move, ...]]]:
+    def _paths(self, region: Region, begin: str) -> Iterator[tuple[float, tuple[Move, ...]]]:
         """Every implementation that known actions lead to: its time over PyTorch's, and the fewest actions."""
-        ways: dict[Key, tuple[Move, ...]] = {begin: ()}
+        ways: dict[str, tuple[Move, ...]] = {begin: ()}
         waiting = deque([begin])
         while waiting:
             here = waiting.popleft()
             if len(ways[here]) == DEEP:
                 continue
-            for move, outcome in self.parts.moves.get(here, {}).items():
-                key = begin[0], outcome.implementation.digest
-                if outcome.ratio is None or key in ways:
+            for move, outcome in self.parts.tried(region, here).items():
+                made = outcome.implementation.digest
+                if outcome.ratio is None or made in ways:
                     continue
-                ways[key] = (*ways[here], move)
-                waiting.append(key)
-                yield self.parts.ratios.get(key, outcome.ratio), ways[key]
+                ways[made] = (*ways[here], move)
+                waiting.append(made)
+                yield self.parts.ratios.get((region.signature, made), outcome.ratio), ways[made]
 
 
 __all__ = ["OraclePlanner"]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import TypeVar
 
 from qimeng.errors import QimengError
 from qimeng.graph.region import Region
@@ -36,11 +37,16 @@ WRONG = Evaluation(Gate.PROGRAM, "the kernel is wrong", "wrong")
 Captured = tuple[Tree, Program]
 """A tree with the names of today's programs (`Tree.today`), and its start program."""
 
+K = TypeVar("K")
+
 Key = tuple[str, str]
 """Signature of a region and digest of its implementation."""
 
 Move = tuple[str, str]
 """Kind and option of an action on one region."""
+
+Writes = Callable[[Region, Implementation, str], bool]
+"""Whether a coder writes this implementation of a region right, where an action of this kind asks for it."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +72,52 @@ class Parts:
         moves: what was tried on regions with an implementation.
         refused: what the judge found of implementations that it refused.
         ratios: time of an implementation over that of its region on PyTorch.
+        kinds: kind of the action that an implementation was first written for.
         whole: milliseconds in programs that were judged as a whole.
         units: milliseconds on PyTorch of the regions that graphs begin with, by their signature.
         launches: how a program is launched, to the milliseconds that it takes for each region beside the regions' own;
             below 0 where events around a region take longer than its launch.
+        writes: of the coder that is planned for, where that is another one than wrote the trees; what it does not write
+            right counts as refused.
     """
 
     moves: Mapping[Key, Mapping[Move, Outcome]]
     refused: Mapping[Key, Evaluation]
     ratios: Mapping[Key, float]
+    kinds: Mapping[Key, str]
     whole: Mapping[Key, float]
     units: Mapping[str, float]
     launches: Mapping[str, float]
+    writes: Writes | None = None
     _on_torch: dict[str, float | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _written: dict[Key, Mapping[Move, Outcome]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def tried(self, region: Region, made: str) -> Mapping[Move, Outcome]:
+        """What comes of actions on `region`, by kind and option.
+
+        Args:
+            region: any.
+            made: digest of its implementation.
+        """
+        key = region.signature, made
+        if self.writes is None or key not in self.moves:
+            return self.moves.get(key, {})
+        if key not in self._written:
+            self._written[key] = {
+                move: o if self._right(region, o.implementation) else replace(o, ratio=None, evaluation=WRONG)
+                for move, o in self.moves[key].items()
+            }
+        return self._written[key]
+
+    def refusal(self, region: Region, implementation: Implementation) -> Evaluation | None:
+        """What a judge says of an implementation of `region` that it refuses; None where it is right."""
+        if not self._right(region, implementation):
+            return WRONG
+        return self.refused.get((region.signature, implementation.digest))
+
+    def _right(self, region: Region, implementation: Implementation) -> bool:
+        kind = self.kinds.get((region.signature, implementation.digest))
+        return self.writes is None or kind is None or self.writes(region, implementation, kind)
 
     def on_torch(self, region: Region) -> float | None:
         """Milliseconds of `region` on PyTorch, operator by operator; None where one of them was not timed."""
@@ -144,17 +183,11 @@ def units_of(region: Region) -> tuple[Region, ...]:
     return found
 
 
-CarriesOut = Callable[[Region, Implementation, str], bool]
-"""Whether a coder writes this implementation of a region right, where an action of this kind asks for it."""
-
-
-def parts_of(trees: Iterable[Captured], carries_out: CarriesOut | None = None) -> Parts:
+def parts_of(trees: Iterable[Captured]) -> Parts:
     """What trees tell of regions.
 
     Args:
         trees: what regions were explored in.
-        carries_out: of the coder that is planned for, where that is another one than wrote the trees; what it does not
-            carry out counts as refused.
     """
     walks = [_Walk(tree, start) for tree, start in trees]
     whole, units = defaultdict[Key, list[float]](list), defaultdict[str, list[float]](list)
@@ -172,22 +205,20 @@ def parts_of(trees: Iterable[Captured], carries_out: CarriesOut | None = None) -
             else:
                 whole[region.signature, made.digest].append(times[region.id])
     middles = {key: median(ms) for key, ms in whole.items()}
-    parts = Parts({}, {}, {}, middles, _middles(units), _middles(launches))
+    parts = Parts({}, {}, {}, {}, middles, _middles(units), _middles(launches))
     moves, ratios = defaultdict[Key, dict[Move, Outcome]](dict), defaultdict[Key, list[float]](list)
-    refused: dict[Key, Evaluation] = {}
+    refused, kinds = dict[Key, Evaluation](), dict[Key, str]()
     for step in (step for walk in walks for step in walk.steps()):
         outcome = _outcome(parts, step)
-        if carries_out is not None and not carries_out(step.after, step.implementation, step.move[0]):
-            outcome = Outcome(step.implementation, None, WRONG)
         key = step.before.signature, step.program.implementation(step.before).digest
         moves[key].setdefault(step.move, outcome)
         after = step.after.signature, outcome.implementation.digest
+        kinds.setdefault(after, step.move[0])
         if outcome.ratio is not None:
             ratios[after].append(outcome.ratio)
         elif not outcome.evaluation.ok:
             refused[after] = outcome.evaluation
-    known = {key: median(found) for key, found in ratios.items() if carries_out is None or key not in refused}
-    return replace(parts, moves=moves, refused=refused, ratios=known)
+    return replace(parts, moves=moves, refused=refused, ratios=_middles(ratios), kinds=kinds)
 
 
 @dataclass(frozen=True)
@@ -247,7 +278,7 @@ class _Walk:
                 yield _Step(parent, before, after, move, made, purpose == ALONE, found)
 
 
-def _middles(found: Mapping[str, list[float]]) -> dict[str, float]:
+def _middles(found: Mapping[K, list[float]]) -> dict[K, float]:
     return {key: median(values) for key, values in found.items()}
 
 
@@ -256,11 +287,11 @@ __all__ = [
     "COMPOSED",
     "WHOLE",
     "Captured",
-    "CarriesOut",
     "Key",
     "Move",
     "Outcome",
     "Parts",
+    "Writes",
     "parts_of",
     "units_of",
 ]

@@ -52,8 +52,8 @@ class PartsCoder(Coder):
         if len(action.regions) != 1:
             return None
         region = program.region(action.regions[0])
-        key = region.signature, program.implementation(region).digest
-        return self.parts.moves.get(key, {}).get((action.kind, action.param))
+        tried = self.parts.tried(region, program.implementation(region).digest)
+        return tried.get((action.kind, action.param))
 
     def can_implement(self, region: Region) -> str | None:
         """What the inner coder says."""
@@ -90,7 +90,7 @@ class PartsEvaluator(SerialEvaluator):
         if patch is None or patch.target is None:
             return None
         region = program.region(patch.target)
-        return self.parts.refused.get((region.signature, program.implementation(region).digest))
+        return self.parts.refusal(region, program.implementation(region))
 
 
 def parts_task(

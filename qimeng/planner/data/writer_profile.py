@@ -11,6 +11,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from qimeng.errors import QimengError
@@ -35,20 +36,22 @@ WRITING = ("lowering", "fusion")
 Cell = tuple[str, int]
 
 
+@dataclass(frozen=True)
 class WriterProfile:
     """Whether the writer carries out what an action asks for.
 
-    Args:
+    Attributes:
         shares: of its answers that were right, by what a region computes and how many operators it has.
         changes: the same of kinds that change a kernel.
         seed: of what is drawn.
     """
 
-    def __init__(self, shares: Mapping[Cell, float], changes: float, seed: int = 0):
-        self.shares, self.changes, self.seed = shares, changes, seed
+    shares: Mapping[Cell, float]
+    changes: float
+    seed: str = ""
 
     @classmethod
-    def read(cls, path: Path, coder: str = "trained", seed: int = 0) -> WriterProfile:
+    def read(cls, path: Path, coder: str = "trained", seed: str = "") -> WriterProfile:
         """Of the rows of one coder in a file; the first answer counts.
 
         Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from qimeng.envs.steps.setup import make_coder
@@ -31,8 +31,8 @@ class Bundles:
         held_out: others for the report; 0 for none. Chance takes minutes on ten of them.
         least: computations of a bundle, at least.
         most: computations of a bundle, at most.
-        writer: file with rows of a trained writer that was judged (`WriterProfile`), whose kernels are planned; empty
-            for those of the coder that wrote the trees.
+        writer: file with rows of a trained writer that was judged (`WriterProfile`), whose kernels are planned, drawn
+            anew for each bundle; empty for those of the coder that wrote the trees.
     """
 
     count: int = 0
@@ -80,22 +80,30 @@ def bundled(kept: Sequence[Tree], held: Sequence[Tree], wanted: Bundles, coder: 
     ]
     captured = [captured_networks(trees) for trees in stretches]
     every = [one for some in captured for one in some]
-    plain, written = parts_of(every), make_coder(coder)
-    pools = [list(plannable(some, plain, written)) for some in captured]
-    parts = parts_of(every, WriterProfile.read(Path(wanted.writer), seed=seed)) if wanted.writer else plain
+    parts, written = parts_of(every), make_coder(coder)
+    pools = [list(plannable(some, parts, written)) for some in captured]
+    writer = WriterProfile.read(Path(wanted.writer)) if wanted.writer else None
     counts = (wanted.count, wanted.apart, wanted.held_out)
     made = [
-        tuple(_tasks(pool, parts, count, seed + number, wanted, written))
+        tuple(_tasks(pool, parts, count, seed + number, wanted, written, writer))
         for number, (pool, count) in enumerate(zip(pools, counts, strict=True))
     ]
     return Bundled(*made)
 
 
 def _tasks(
-    pool: Sequence[Captured], parts: Parts, count: int, seed: int, wanted: Bundles, coder: Coder
+    pool: Sequence[Captured],
+    parts: Parts,
+    count: int,
+    seed: int,
+    wanted: Bundles,
+    coder: Coder,
+    writer: WriterProfile | None,
 ) -> Iterator[NetworkTask]:
     for tree, start in bundles(pool, parts, coder, count, seed, (wanted.least, wanted.most)):
-        task = network_task(tree, start, parts, coder)
+        # of one writer for all bundles, training would learn by heart which computations it writes right
+        own = parts if writer is None else replace(parts, writes=replace(writer, seed=tree.name))
+        task = network_task(tree, start, own, coder)
         if task is not None:
             yield task
 

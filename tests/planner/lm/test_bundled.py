@@ -103,14 +103,21 @@ def test_what_a_writer_cannot_write_is_refused(captured: list[Captured], tmp_pat
     assert profile.shares == {("products", 0): 0.0, ("pointwise", 1): 1.0} and profile.changes == 1.0
     assert profile.share(cell(["mean", "sub"])) == 0.5, "of what it has no rows, as all others"
     plain = parts_of(captured)
-    able, unable = (parts_of(captured, WriterProfile({("rows", 0): share}, share)) for share in (1.0, 0.0))
-    assert able.ratios == plain.ratios
-    for key, moves in plain.moves.items():
-        for move, outcome in moves.items():
-            assert able.moves[key][move].ratio == outcome.ratio
-            assert (unable.moves[key][move].ratio is None) is (
-                outcome.implementation.generated or outcome.ratio is None
-            )
+    able, unable = (replace(plain, writes=WriterProfile({("rows", 0): share}, share)) for share in (1.0, 0.0))
+    seen = 0
+    for region in (r for _, start in captured for r in Program.start(start.graph).called):
+        for (signature, made), moves in plain.moves.items():
+            if signature != region.signature:
+                continue
+            assert able.tried(region, made) == moves
+            for move, outcome in moves.items():
+                found = unable.tried(region, made)[move]
+                wrong = outcome.implementation.generated or outcome.ratio is None
+                assert (found.ratio is None) is wrong
+                refusal = unable.refusal(region, outcome.implementation)
+                assert not outcome.implementation.generated or refusal is not None and refusal.failure == "wrong"
+                seen += 1
+    assert seen
     with pytest.raises(QimengError, match="no judged answers"):
         WriterProfile.read(path, "nobody")
     with pytest.raises(QimengError, match="holds no rows"):
