@@ -6,6 +6,10 @@ A row holds the state's tokens once and behind them the tokens of all its action
 the state and their own predecessors, never another action, and each action's positions go on from the state's end. So
 every action is scored as if it alone followed the state, and the state is computed once. After TWOSOME (Tan et al.,
 "True Knowledge Comes from Practice", https://arxiv.org/abs/2401.14151), which scores one action at a time.
+
+The mean over an action's tokens says little about what the action is worth: the number of its text that matters is one
+token of twenty. So a linear head reads the action's last hidden state and adds to its logit. The head begins at zero,
+where the language model decides alone.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ import torch
 from torch import nn
 
 NORMALIZATIONS = ("none", "tokens")
+
+Scored = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 TOGETHER = 4
 """Rows of similar length that a CPU computes at once, because padding costs time there. (Of 64 rows of a random walk
@@ -107,15 +113,16 @@ class ActionScorer(nn.Module):
 
     Attributes:
         value: the value head.
+        worth: what an action's last hidden state adds to its logit.
     """
 
     def __init__(self, lm: Any, features: int = 0, scale: Scale | None = None):
         super().__init__()
         self.lm, self.features, self.scale = lm, features, scale or Scale()
         hidden = lm.config.hidden_size
-        last = nn.Linear(64, 1)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
+        last, self.worth = nn.Linear(64, 1), nn.Linear(hidden, 1, bias=False)
+        for zero in (last.weight, last.bias, self.worth.weight):
+            nn.init.zeros_(zero)
         self.value = nn.Sequential(nn.Linear(hidden + features, 64), nn.Tanh(), last)
 
     @property
@@ -133,33 +140,33 @@ class ActionScorer(nn.Module):
             action_ids: B x A x T int64, `PAD` on the right; A may be 0 where only the value is wanted.
             features: B x `features` float32.
         """
-        logprob, hidden = self._scored(state_ids, action_ids)
+        logprob, worth, hidden = self._scored(state_ids, action_ids)
         count = (action_ids >= 0).sum(-1)
         length = count.clamp(min=1) if self.scale.normalize == "tokens" else 1
-        logits = (logprob / length / self.scale.temperature).masked_fill(count == 0, float("-inf"))
-        return logits, self.value(_beside(hidden, features)).squeeze(-1)
+        logits = logprob / length / self.scale.temperature + worth
+        return logits.masked_fill(count == 0, float("-inf")), self.value(_beside(hidden, features)).squeeze(-1)
 
     def states(self, state_ids: torch.Tensor, features: torch.Tensor | None = None) -> torch.Tensor:
         """What the value head reads: last hidden state and features, B x (hidden + `features`)."""
         nothing = state_ids.new_zeros(len(state_ids), 0, 1)
-        return _beside(self._scored(state_ids, nothing)[1], features)
+        return _beside(self._scored(state_ids, nothing)[2], features)
 
     def log_probs(self, state_ids: torch.Tensor, action_ids: torch.Tensor) -> torch.Tensor:
         """Joint log-probability of each action's tokens after the state's, B x A, neither normalised nor scaled."""
         return self._scored(state_ids, action_ids)[0]
 
-    def _scored(self, state_ids: torch.Tensor, action_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Joint log-probabilities, B x A, and the last hidden states of the states, B x hidden."""
+    def _scored(self, state_ids: torch.Tensor, action_ids: torch.Tensor) -> Scored:
+        """Joint log-probabilities and what the head adds, B x A each; last hidden states of the states, B x hidden."""
         if state_ids.device.type != "cpu" or len(state_ids) <= TOGETHER:
             return self._joint(state_ids, action_ids)
         tokens = (state_ids >= 0).sum(1) + (action_ids >= 0).flatten(1).sum(1)
         order = torch.argsort(tokens)
         parts = [self._joint(state_ids[rows], action_ids[rows]) for rows in order.split(TOGETHER)]
         back = torch.argsort(order)
-        joint, hidden = (torch.cat(part)[back] for part in zip(*parts, strict=True))
-        return joint, hidden
+        joint, worth, hidden = (torch.cat(part)[back] for part in zip(*parts, strict=True))
+        return joint, worth, hidden
 
-    def _joint(self, state_ids: torch.Tensor, action_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _joint(self, state_ids: torch.Tensor, action_ids: torch.Tensor) -> Scored:
         row = pack(state_ids, action_ids)
         kept = row.segment.shape[1] + 1  # the state's last token and all after it
         dtype = self.lm.dtype
@@ -179,9 +186,12 @@ class ActionScorer(nn.Module):
         batch = torch.arange(len(row.ids), device=row.ids.device)[:, None]
         tokens = row.ids[:, row.ids.shape[1] - kept + 1 :]
         found = logits[batch, source, tokens] - logits.logsumexp(-1).gather(1, source)
-        joint = torch.zeros(action_ids.shape[:2], device=found.device)
-        joint = joint.scatter_add(1, row.segment, found * row.valid)
-        return joint, out.hidden_states[-1][:, -kept].float()
+        hidden = out.hidden_states[-1][:, -kept:].float()
+        last = row.valid & (row.offset + 1 == (action_ids >= 0).sum(-1).gather(1, row.segment))
+        none = torch.zeros(action_ids.shape[:2], device=found.device)
+        joint = none.scatter_add(1, row.segment, found * row.valid)
+        worth = none.scatter_add(1, row.segment, self.worth(hidden[:, 1:]).squeeze(-1) * last)
+        return joint, worth, hidden[:, 0]
 
 
 def _beside(hidden: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor:

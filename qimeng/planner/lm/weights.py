@@ -8,7 +8,7 @@ Deals in files. Knows nothing about training.
 | config.json, model.safetensors | the language model, or |
 | adapter_config.json, adapter_model.safetensors | the `peft` adapter alone; its base is named in planner.json |
 | tokenizer.json, tokenizer_config.json | the tokenizer |
-| value.safetensors | the value head |
+| value.safetensors | the value head, and the head that adds to logits |
 | README.md | the model card |
 """
 
@@ -33,8 +33,15 @@ from qimeng.planner.lm.mini import MiniSize, make_mini
 from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.scoring import ActionScorer, Scale
 
-FORMAT = 3
-"""Of a planner's folder; 3 since the features name no family. Those of `first_observation` are read as well."""
+FORMAT = 4
+"""Of a planner's folder; 4 since a head adds to logits, 3 since the features name no family. Earlier ones are read as
+well: those of `first_observation`, and 3, whose head adds nothing."""
+
+READ = (first_observation.FORMAT, 3, FORMAT)
+"""Formats that can be read."""
+
+WORTH = "worth.weight"
+"""Name of the head's weights in value.safetensors."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,8 @@ def save(model: PlannerModel, folder: str | Path, card: Card, half: bool = False
     with _quiet():
         lm.save_pretrained(folder)
     reader.tokenizer.save_pretrained(folder)
-    save_file({k: v.contiguous().cpu() for k, v in scorer.value.state_dict().items()}, folder / "value.safetensors")
+    heads = {**scorer.value.state_dict(), WORTH: scorer.worth.weight.detach()}
+    save_file({k: v.contiguous().cpu() for k, v in heads.items()}, folder / "value.safetensors")
     about = {
         "format": FORMAT,
         "texts": TEXTS,
@@ -201,7 +209,7 @@ def _about(folder: Path) -> dict[str, Any]:
         raise WeightsError(f"{path} is damaged: it holds no table")
     again = "train it again, or use the version that it was trained with"
     first = about.get("format") == first_observation.FORMAT
-    if not first and about.get("format") != FORMAT:
+    if about.get("format") not in READ:
         raise WeightsError(
             f"{path} has format {about.get('format')}; this version of qimeng reads format {FORMAT}: {again}"
         )
@@ -243,6 +251,8 @@ def _load(folder: Path, about: dict[str, Any], base: Any, trainable: bool) -> Pl
     value = load_file(folder / "value.safetensors")
     if about["format"] == first_observation.FORMAT:
         value["0.weight"] = first_observation.translated(value["0.weight"])
+    if about["format"] == FORMAT:
+        scorer.worth.load_state_dict({"weight": value.pop(WORTH)})
     scorer.value.load_state_dict(value)
     reader = Reader(tokenizer, about["length"], about["action_length"])
     learnt = Learnt.from_json(about["learnt"]) if about.get("learnt") else None
@@ -310,6 +320,9 @@ def _card_text(model: PlannerModel, card: Card) -> str:
 
 
 __all__ = [
+    "FORMAT",
+    "READ",
+    "WORTH",
     "Card",
     "PlannerModel",
     "add_lora",

@@ -18,7 +18,7 @@ from qimeng.planner.lm.corpus import random_walk
 from qimeng.planner.lm.first_observation import COUNT, FAMILIES, KEPT, REGION, SINGLE, translated
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.reading import Reader
-from qimeng.planner.lm.weights import Card, load, new_mini, save
+from qimeng.planner.lm.weights import WORTH, Card, load, new_mini, save
 
 
 def first(features: np.ndarray) -> np.ndarray:
@@ -73,6 +73,7 @@ def test_a_folder_of_that_time_is_read(reader: Reader, tiny: MiniSize, tmp_path:
     hidden, path, about = tiny.hidden, tmp_path / "value.safetensors", tmp_path / "planner.json"
     value, told = load_file(path), json.loads(about.read_text())
     value["0.weight"] = torch.randn(64, hidden + COUNT)
+    del value[WORTH]
     save_file(value, path)
     del told["texts"]
     about.write_text(json.dumps(told | {"format": 2, "features": COUNT}))

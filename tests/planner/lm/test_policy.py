@@ -103,7 +103,7 @@ def test_a_run_changes_what_is_trained_and_nothing_else(model: PlannerModel, tas
     learner = make_learner(model, [task], SHORT)
     learner.learn(SHORT.steps)
     changed = {n for n, p in model.scorer.named_parameters() if not torch.equal(p, before[n])}
-    assert changed and all("lora" in n or n.startswith("value.") for n in changed)
+    assert changed and all("lora" in n or n.startswith(("value.", "worth.")) for n in changed)
 
 
 def test_a_tokenizer_of_another_model_is_refused(reader: Reader, tiny: MiniSize, task: Task) -> None:

@@ -77,6 +77,7 @@ def test_all_at_once_is_one_by_one(name: str, extra: int) -> None:
 def test_rows_that_are_computed_in_groups_keep_their_places_and_gradients() -> None:
     model = scorer()
     torch.nn.init.normal_(model.value[2].weight)
+    torch.nn.init.normal_(model.worth.weight)
     states = [[1 + i % 9] * (1 + 5 * i % 11) for i in range(2 * TOGETHER + 1)]
     actions = [[[2, 3]] * (1 + i % 3) for i in range(len(states))]
     logits, values = model(*ids(states, actions))
@@ -116,6 +117,21 @@ def test_the_logit_is_the_joint_or_the_mean_over_the_temperature(temperature: fl
     torch.testing.assert_close(plain[there], joint[there] / temperature)
     torch.testing.assert_close(mean[there], (joint / count)[there] / temperature)
     assert torch.isneginf(plain[~there]).all() and torch.isneginf(mean[~there]).all()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_head_adds_what_it_makes_of_an_action_s_end(name: str) -> None:
+    model = scorer(name)
+    states, actions = ids(STATES, ACTIONS, 2)
+    with torch.no_grad():
+        before, _ = model(states, actions)
+        torch.nn.init.normal_(model.worth.weight)
+        after, _ = model(states, actions)
+        for b, (state, row) in enumerate(zip(STATES, ACTIONS, strict=True)):
+            for a, action in enumerate(row):
+                seen = model.lm(torch.tensor([state + action]), output_hidden_states=True).hidden_states[-1][0, -1]
+                added = float(model.worth(seen))
+                assert float(after[b, a] - before[b, a]) == pytest.approx(added, abs=1e-4) != 0.0
 
 
 def test_the_order_of_actions_changes_no_score() -> None:

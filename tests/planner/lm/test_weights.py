@@ -32,7 +32,7 @@ CARD = Card("3 states", "none, estimated", "LogSpeedupReward", {"share at 5": "1
 def model(reader: Reader, tiny: MiniSize, seed: int = 1) -> PlannerModel:
     made = new_mini(reader.tokenizer, tiny, Scale("none", 2.0), seed, length=192)
     torch.manual_seed(seed)
-    for parameter in made.scorer.value.parameters():
+    for parameter in (*made.scorer.value.parameters(), *made.scorer.worth.parameters()):
         torch.nn.init.normal_(parameter)
     return made
 
@@ -145,7 +145,7 @@ def other_size(folder: Path) -> None:
         (remove_value, "cannot be loaded"),
         (other_tokenizer, "is not the one that its model was trained with"),
         (other_size, "do not fit their config.json, beginning with model.layers.2"),
-        (about(format=7), "has format 7; this version of qimeng reads format 3"),
+        (about(format=7), "has format 7; this version of qimeng reads format 4"),
         (about(texts=1), "reads texts of version 1, this version of qimeng writes version 2: train it again"),
         (about(texts=None), "reads texts of version None"),
         (about(features=3), "reads 3 features"),
