@@ -194,13 +194,15 @@ def bundles(
     seeds: Annotated[int, typer.Option(help="Seeds of methods that draw.")] = 3,
 ) -> None:
     """What methods find on bundles that no planner was trained on (`qimeng train --set bundles.count=N`)."""
+    from experiments.planners.networks import CHANCES
     from qimeng.planner.data.tree_file import read_trees
     from qimeng.planner.lm.bundled import Bundles, bundled
     from qimeng.planner.lm.sources import split
 
     _, held = split([tree for path in trees for tree in read_trees(path)], held_out, seed=seed)
     made = bundled((), held, Bundles(held_out=count, writer=writer), "template", seed)
-    _play(made.held_out, rows, _methods(lm, method, standard=False), evaluations, seeds)
+    given = _methods(lm, method, standard=False)
+    _play(made.held_out, rows, (CHANCES, *given) if writer else given, evaluations, seeds)
 
 
 def _play(tasks: Iterable[NetworkTask], rows: Path, methods: Sequence[Method], evaluations: int, seeds: int) -> None:

@@ -23,13 +23,19 @@ EVALUATIONS = 40
 ORACLE = Method("knows everything", "oracle")
 """The bound: it takes what saves most for each evaluation (`qimeng.planner.data.oracle`)."""
 
+CHANCES = Method("knows savings and chances", "oracle:chances")
+"""What can be known beforehand: the same, but of a kernel that is not written yet it knows how likely it is right."""
+
+KNOWING = (ORACLE, CHANCES)
+"""Planners that know what comes of actions; they draw nothing."""
+
 METHODS = (
     ORACLE,
     Method("fuse, lower by roofline", "roofline"),
     Method("heuristic", "heuristic", "climb"),
     Method("chance", "random", "best-of-n"),
 )
-"""Compared whatever else is."""
+"""Compared whatever else is; with a writer that is not always right, `CHANCES` as well."""
 
 
 class NetworkStage(Stage):
@@ -46,8 +52,10 @@ class NetworkStage(Stage):
     def run(self, method: Method, seed: int, evaluations: int = EVALUATIONS) -> PartsSession:
         """The session on which `method` was run."""
         session = self._task.begin(STEPS, evaluations)
-        oracle = OraclePlanner(self._task.parts)
-        search: Any = make_search("greedy", oracle) if method == ORACLE else method.make(seed)
+        if method in KNOWING:
+            search: Any = make_search("greedy", OraclePlanner(self._task.parts, method == ORACLE))
+        else:
+            search = method.make(seed)
         session.stopped = search.run(session)
         return session
 
@@ -74,9 +82,9 @@ def play(
     for task in tasks:
         tree, stage = task.tree, NetworkStage(task)
         for method in methods:
-            for seed in seeds if method != ORACLE and method.draws else seeds[:1]:
+            for seed in seeds if method not in KNOWING and method.draws else seeds[:1]:
                 if (tree.conditions.spec, tree.conditions.device, method, seed) not in known:
                     yield stage.play(method, seed, environment, evaluations)
 
 
-__all__ = ["EVALUATIONS", "METHODS", "ORACLE", "NetworkStage", "play"]
+__all__ = ["CHANCES", "EVALUATIONS", "KNOWING", "METHODS", "ORACLE", "NetworkStage", "play"]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 from qimeng.actions.large import unlike
 from qimeng.envs.steps.state import STOP
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation, Planner
-from qimeng.planner.data.parts import Move
+from qimeng.planner.data.parts import Move, Outcome
 from qimeng.planner.data.put_together import Known
 from qimeng.program.program import Program
 
@@ -33,10 +34,16 @@ class OraclePlanner(Planner):
 
     Args:
         known: of the task that is optimized.
+        foresees: whether it knows which kernels the coder writes right. Otherwise it knows what each saves if it is
+            right, and how likely that is (`Parts.writes`), and takes what saves most on average: no planner can know
+            more beforehand.
     """
 
-    def __init__(self, known: Known):
+    def __init__(self, known: Known, foresees: bool = True):
         self.known, self.parts = known, known.coder.parts
+        self._writes = None if foresees else self.parts.writes
+        if self._writes is not None:
+            self.parts = replace(self.parts, writes=None)
 
     def choose(self, observation: Observation) -> Action:
         """The best action; stops where none saves anything."""
@@ -67,11 +74,11 @@ class OraclePlanner(Planner):
             present = 1.0 if made.language == "torch" else self.parts.ratios.get((here.signature, made.digest))
             if on_torch is None or present is None:
                 continue
-            for ratio, path in self._paths(here, made.digest):
+            for ratio, path, likely in self._paths(here, made.digest):
                 action = Action(path[0][0], (here.id,), path[0][1])
                 saved = alike[here.signature] * on_torch * (present - ratio) / now.ms
                 if action in offered and saved > LEAST:
-                    yield saved / len(path), action
+                    yield likely * saved / len(path), action
 
     def _gains_fused(self, program: Program, action: Action) -> bool:
         """Whether `action` makes clusters, or one region of two that is not known to be slower than these alone."""
@@ -92,12 +99,15 @@ class OraclePlanner(Planner):
         if on_torch is None:
             return None
         begin = program.implementation(region).digest
-        return on_torch * min((ratio for ratio, _ in self._paths(region, begin)), default=1.0)
+        return on_torch * min((ratio for ratio, _, _ in self._paths(region, begin)), default=1.0)
 
-    def _paths(self, region: Region, begin: str) -> Iterator[tuple[float, tuple[Move, ...]]]:
-        """Every implementation that known actions lead to: its time over PyTorch's, and the fewest actions."""
+    def _paths(self, region: Region, begin: str) -> Iterator[tuple[float, tuple[Move, ...], float]]:
+        """Every implementation that known actions lead to: its time over PyTorch's, the fewest actions, and a chance.
+
+        The chance is that all of them are written right.
+        """
         ways: dict[str, tuple[Move, ...]] = {begin: ()}
-        waiting = deque([begin])
+        likely, waiting = {begin: 1.0}, deque([begin])
         while waiting:
             here = waiting.popleft()
             if len(ways[here]) == DEEP:
@@ -107,8 +117,15 @@ class OraclePlanner(Planner):
                 if outcome.ratio is None or made in ways:
                     continue
                 ways[made] = (*ways[here], move)
+                likely[made] = likely[here] * self._chance(region, outcome)
                 waiting.append(made)
-                yield self.parts.ratios.get((region.signature, made), outcome.ratio), ways[made]
+                yield self.parts.ratios.get((region.signature, made), outcome.ratio), ways[made], likely[made]
+
+    def _chance(self, region: Region, outcome: Outcome) -> float:
+        kind = self.parts.kinds.get((region.signature, outcome.implementation.digest))
+        if self._writes is None or kind is None:
+            return 1.0
+        return self._writes.chance(region, outcome.implementation, kind)
 
 
 __all__ = ["OraclePlanner"]

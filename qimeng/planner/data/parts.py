@@ -9,11 +9,11 @@ regions and milliseconds. Knows nothing about sessions or planners.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from qimeng.errors import QimengError
 from qimeng.graph.region import Region
@@ -45,8 +45,15 @@ Key = tuple[str, str]
 Move = tuple[str, str]
 """Kind and option of an action on one region."""
 
-Writes = Callable[[Region, Implementation, str], bool]
-"""Whether a coder writes this implementation of a region right, where an action of this kind asks for it."""
+
+class Writes(Protocol):
+    """Which implementations a coder writes right."""
+
+    def __call__(self, region: Region, implementation: Implementation, kind: str) -> bool:
+        """Whether it writes this one of `region` right, where an action of this kind asks for it."""
+
+    def chance(self, region: Region, implementation: Implementation, kind: str) -> float:
+        """How likely that was, from 0 to 1."""
 
 
 @dataclass(frozen=True)

@@ -77,11 +77,15 @@ class WriterProfile:
 
     def __call__(self, region: Region, implementation: Implementation, kind: str) -> bool:
         """Drawn once for an implementation of regions that are equal; what a library computes is always right."""
-        if implementation.language in ("torch", LANGUAGE):
-            return True
         drawn = random.Random(f"{self.seed} {region.signature} {implementation.digest}").random()
+        return drawn < self.chance(region, implementation, kind)
+
+    def chance(self, region: Region, implementation: Implementation, kind: str) -> float:
+        """How likely that was, from 0 to 1."""
+        if implementation.language in ("torch", LANGUAGE):
+            return 1.0
         names = [n.packet.removeprefix("aten.") for n in region.ops if category(n) != "view"]
-        return drawn < (self.share(cell(names)) if kind in WRITING else self.changes)
+        return self.share(cell(names)) if kind in WRITING else self.changes
 
     def share(self, wanted: Cell) -> float:
         """Of answers that were right; of a cell without any, the mean of those of the same operators."""

@@ -45,6 +45,9 @@ class Teacher:
             program in the end, however late, both excluded.
         tolerance: an action that is worth less than the best one, by this share of it, is chosen 1/e times as often:
             several orders of the same steps are equally good, and times are noisy. 0 for the best only.
+        proportional: whether an action is as likely as it is worth, in place of `tolerance`. Where chance has a part in
+            what an action is worth, as with the kernels of a language model, a planner that imitates this learns the
+            mean; of the best action alone, it would learn what has luck most often.
         guide: name of the planner (`make_planner`) that chooses where the tree does not; empty for none.
         trust: factor on the tree's probability for the guide's choice. A choice that the tree has no answer for is as
             likely as all that the tree finds good.
@@ -52,6 +55,7 @@ class Teacher:
 
     discount: float = 0.9
     tolerance: float = 0.03
+    proportional: bool = False
     guide: str = "heuristic"
     trust: float = 8.0
 
@@ -77,7 +81,10 @@ class Teacher:
         """How likely each action is to be chosen, by what it is worth."""
         best = max(worth, key=lambda a: worth[a])
         scale = self.tolerance * worth[best]
-        weights = {a: math.exp((w - worth[best]) / scale) if scale else float(a == best) for a, w in worth.items()}
+        if self.proportional and worth[best] > 0:
+            weights = {a: w / worth[best] for a, w in worth.items()}
+        else:
+            weights = {a: math.exp((w - worth[best]) / scale) if scale else float(a == best) for a, w in worth.items()}
         kept = {a: w for a, w in weights.items() if w >= LEAST}
         total = sum(kept.values())
         return {a: w / total for a, w in kept.items()}

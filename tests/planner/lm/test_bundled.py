@@ -14,10 +14,12 @@ from qimeng import KernelSpec
 from qimeng.errors import QimengError
 from qimeng.graph.side_by_side import side_by_side
 from qimeng.planner.data.bundles import bundles, plannable
+from qimeng.planner.data.oracle import OraclePlanner
 from qimeng.planner.data.parts import COMPOSED, Captured, parts_of
 from qimeng.planner.data.tree import Tree
 from qimeng.planner.data.tree_file import read_trees
 from qimeng.planner.data.writer_profile import WriterProfile, cell
+from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.lm.bundled import Bundles, bundled
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
 from qimeng.planner.lm.networks import captured_networks
@@ -122,6 +124,27 @@ def test_what_a_writer_cannot_write_is_refused(captured: list[Captured], tmp_pat
         WriterProfile.read(path, "nobody")
     with pytest.raises(QimengError, match="holds no rows"):
         WriterProfile.read(tmp_path / "missing.jsonl")
+
+
+def test_who_knows_chances_alone_meets_wrong_kernels(trees: list[Tree], tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    chains = [("linear", "passed"), ("linear", "wrong"), ("mean", "passed"), ("mean", "wrong"), ("relu", "passed")]
+    rows = [{"coder": "trained", "kind": "lowering", "chain": chain, "tries": [found]} for chain, found in chains]
+    rows.append({"coder": "trained", "kind": "tiling", "chain": "mean", "tries": ["passed"]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = bundled(trees[:4], trees[4:], replace(FEW, writer=str(path)), "template", seed=3)
+    writers = [task.parts.coder.parts.writes for task in (*made.training, *made.held_out)]
+    assert len(set(map(str, writers))) == len(writers), "each bundle meets another writer"
+    refused = {True: 0, False: 0}
+    for task in (*made.training, *made.held_out):
+        gains = {}
+        for foresees in (True, False):
+            session = task.begin(evaluations=8)
+            GreedySearch(OraclePlanner(task.parts, foresees)).run(session)
+            refused[foresees] += sum(not step.accepted for step in session.ledger.attempts)
+            gains[foresees] = session.ledger.best.ms if session.ledger.best else None
+        assert gains[True] is not None and gains[True] <= 1.02 * (gains[False] or 1e9)
+    assert refused[False] > refused[True] == 0
 
 
 def test_training_takes_bundles(tmp_path: Path) -> None:
