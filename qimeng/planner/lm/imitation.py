@@ -45,8 +45,9 @@ class Imitation:
         batch: examples a step of the optimizer.
         rate: largest learning rate; it rises over the first `RISE` of the steps and then falls to nothing.
         clip: largest norm of the gradient.
-        others: actions that a choice is among, the rest drawn from the legal ones anew each time it is seen; 0 for all
-            of them, which takes longer.
+        others: a choice is among so many actions and one, drawn from the legal ones anew each time it is seen; 0 for
+            all of them, which takes longer. What is to be chosen is always among them, unless it is more than half of
+            them (`Teacher.proportional`): then all are drawn alike, and what is left of the choice counts.
         seed: of the order of the examples, and of the others.
     """
 
@@ -170,13 +171,19 @@ class _Row:
         return len(self.state) + (used if not others else round(used * min(1.0, (others + 1) / count)))
 
     def against(self, others: int, draw: np.random.Generator) -> _Row:
-        """With the wanted actions and so many others that there are `others` more than one, if it can be."""
+        """Among `others` more than one, if there are so many."""
         if not others or len(self.wanted) <= others + 1:
             return self
         chosen = np.flatnonzero(self.wanted)
-        rest = draw.permutation(np.flatnonzero(self.wanted == 0))
-        kept = np.append(rest[: max(1, others + 1 - len(chosen))], chosen)
-        return _Row(self.state, self.actions[kept], self.features, self.wanted[kept])
+        if 2 * len(chosen) > others + 1:
+            kept = draw.permutation(len(self.wanted))[: others + 1]
+            if not self.wanted[kept].any():
+                kept[0] = draw.choice(chosen)
+        else:
+            rest = draw.permutation(np.flatnonzero(self.wanted == 0))
+            kept = np.append(rest[: others + 1 - len(chosen)], chosen)
+        wanted = self.wanted[kept]
+        return _Row(self.state, self.actions[kept], self.features, wanted / wanted.sum())
 
 
 def _read(reader: Reader, examples: Sequence[Example]) -> list[_Row]:

@@ -140,6 +140,13 @@ def test_what_is_about_as_good_is_about_as_likely(stored: Stored) -> None:
         assert [some[a] for a in by_worth] == sorted(some.values())
 
 
+def test_an_action_can_be_as_likely_as_it_is_worth() -> None:
+    a, b, c, d = (Action(kind, ("r",)) for kind in ("lowering", "library", "special", "split"))
+    found = Teacher(proportional=True).among({a: 0.3, b: 0.1, c: 0.0, d: 0.0001})
+    assert found == pytest.approx({a: 0.75, b: 0.25}), "what is worth next to nothing is left out"
+    assert Teacher(proportional=True, tolerance=0).among({a: 0.0, b: -1.0}) == {a: 1.0}, "nothing is worth anything"
+
+
 def test_the_guide_decides_where_the_tree_does_not(stored: Stored) -> None:
     teacher, guide = Teacher(), HeuristicPlanner()
     for one in stored:

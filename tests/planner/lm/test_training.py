@@ -73,6 +73,16 @@ def test_imitation_learns_what_the_heuristic_does(model: PlannerModel, task: Tas
     assert agreed > max(0.6, 3 * chance)
 
 
+def test_where_all_is_worth_something_a_choice_among_a_few_is_learnt(model: PlannerModel, task: Task) -> None:
+    """Each pass sees three of the actions; the one that is worth most in them all is the policy's first choice."""
+    seen = max(states(task, 2), key=lambda o: len(o.actions))
+    worth = {a: 1.0 + 4 * (i == 2) for i, a in enumerate(seen.actions)}
+    choice = {a: w / sum(worth.values()) for a, w in worth.items()}
+    imitate(model, [Example.of(seen, choice)] * 8, Imitation(epochs=12, batch=8, rate=3e-3, others=2))
+    scores, _ = LanguageModelPlanner(model).look(seen)
+    assert len(seen.actions) > 4 and int(np.argmax(scores)) == 2
+
+
 def test_a_long_epoch_is_told_about(model: PlannerModel, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imitation, "REPORT_S", -1.0)
     given, seen = examples(task, 2), list[dict[str, float]]()
