@@ -153,7 +153,11 @@ def captured_networks(trees: Iterable[Tree]) -> list[Captured]:
 def network_pairs(
     tasks: Sequence[NetworkTask], walks: int = 0, steps: int = 16, seed: int = 0, teacher: Teacher | None = None
 ) -> Iterator[Pair]:
-    """What a planner that knows everything does: from the start to the end, and on walks with random detours.
+    """What a planner that knows everything would do, from the start to the end and on walks with random detours.
+
+    The walks are those of one that does not know beforehand which kernels are written right (`OraclePlanner`). On the
+    walks of one that does, whatever is promising and still there is what it knows to be wrong, and a planner that
+    imitates would learn to avoid what is promising.
 
     Args:
         tasks: the networks.
@@ -169,6 +173,7 @@ def network_pairs(
 
 def _pairs(task: NetworkTask, steps: int, draw: random.Random, walk: int, teacher: Teacher | None) -> Iterator[Pair]:
     session, oracle = task.begin(steps), OraclePlanner(task.parts)
+    walker = OraclePlanner(task.parts, foresees=False)
     while session.exhausted() is None and not session.state.done:
         seen = session.observe()
         choice = _choice(oracle, seen, teacher or Teacher())
@@ -177,7 +182,7 @@ def _pairs(task: NetworkTask, steps: int, draw: random.Random, walk: int, teache
         yield seen, choice
         moves = [a for a in seen.actions if a != STOP]
         astray = walk > 0 and draw.random() < ASTRAY
-        session.step(draw.choice(moves) if astray else max(choice, key=lambda a: choice[a]))
+        session.step(draw.choice(moves) if astray else walker.choose(seen))
 
 
 def _choice(oracle: OraclePlanner, seen: Observation, teacher: Teacher) -> Choice:

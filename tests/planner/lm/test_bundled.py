@@ -22,7 +22,7 @@ from qimeng.planner.data.writer_profile import WriterProfile, cell
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.lm.bundled import Bundles, bundled
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
-from qimeng.planner.lm.networks import captured_networks
+from qimeng.planner.lm.networks import captured_networks, network_pairs
 from qimeng.planner.lm.sources import gather
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
@@ -145,6 +145,9 @@ def test_who_knows_chances_alone_meets_wrong_kernels(trees: list[Tree], tmp_path
             gains[foresees] = session.ledger.best.ms if session.ledger.best else None
         assert gains[True] is not None and gains[True] <= 1.02 * (gains[False] or 1e9)
     assert refused[False] > refused[True] == 0
+    pairs = network_pairs((*made.training, *made.held_out), walks=2)
+    walked = [step for seen, _ in pairs for step in seen.history]
+    assert any(not step.accepted for step in walked), "who imitates sees what comes of wrong kernels"
 
 
 def test_training_takes_bundles(tmp_path: Path) -> None:
