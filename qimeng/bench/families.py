@@ -6,7 +6,7 @@ the family of its heaviest kind of loop nest; the scoreboards group by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import networkx as nx
@@ -147,7 +147,7 @@ def _identity(graph: OpGraph, value: Value) -> Value:
         value = source
 
 
-def _triangular(graph: OpGraph, users: dict[Value, list[str]], node: Node) -> bool:
+def _triangular(graph: OpGraph, users: Mapping[Value, list[str]], node: Node) -> bool:
     """All that reads the product keeps one triangle of it: `triu`, `tril`, or a constant mask that gives zero."""
     readers = [graph.nodes[u] for u in users.get(Value(node.name), [])]
     return bool(readers) and all(
@@ -162,7 +162,7 @@ def _is_constant(graph: OpGraph, value: Value) -> bool:
     return all(graph.nodes[name].kind in ("op", "constant") for name in upstream)
 
 
-def _ends_in_linear_reduction(graph: OpGraph, users: dict[Value, list[str]], value: Value) -> bool:
+def _ends_in_linear_reduction(graph: OpGraph, users: Mapping[Value, list[str]], value: Value) -> bool:
     """Every reader leads, through maps linear in `value`, to a sum or mean over the product's last axis."""
     readers = users.get(value, [])
     return (
@@ -172,7 +172,7 @@ def _ends_in_linear_reduction(graph: OpGraph, users: dict[Value, list[str]], val
     )
 
 
-def _reader_collapses(graph: OpGraph, users: dict[Value, list[str]], value: Value, reader: Node) -> bool:
+def _reader_collapses(graph: OpGraph, users: Mapping[Value, list[str]], value: Value, reader: Node) -> bool:
     shape = graph.meta(value).shape
     if reader.packet in LINEAR_REDUCTIONS:
         return len(shape) - 1 in set(_reduced_axes(reader, len(shape)))

@@ -198,8 +198,9 @@ class OpGraph:
         return meta
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what others have worked out of it: another process does so itself."""
-        return {**self.__dict__, "memo": {}}
+        """Without what was worked out of it: another process does so itself."""
+        kept = {name: value for name, value in self.__dict__.items() if name != "_users"}
+        return {**kept, "memo": {}}
 
     def ops(self) -> Iterator[Node]:
         """The operator nodes, in topological order."""
@@ -224,8 +225,12 @@ class OpGraph:
                 g.add_edge(value.node, node.name, slot=slot, port=value.port)
         return g
 
-    def users(self) -> dict[Value, list[str]]:
-        """Value to the names of the operators that read it (once each)."""
+    def users(self) -> Mapping[Value, list[str]]:
+        """Value to the names of the operators that read it (once each), in topological order."""
+        return self._users
+
+    @cached_property
+    def _users(self) -> dict[Value, list[str]]:
         table: dict[Value, list[str]] = {}
         for node in self.ops():
             for value in dict.fromkeys(node.operands()):

@@ -7,6 +7,8 @@ refused. Knows nothing about measurements.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from qimeng.device import Device
 from qimeng.envs.cost.roofline import best_tflops, operand_dtype, product_flops
 from qimeng.graph.opgraph import Node, OpGraph, Value, itemsize
@@ -86,7 +88,7 @@ def _read_whole(graph: OpGraph) -> list[Value]:
     return found
 
 
-def _is_read_whole(graph: OpGraph, value: Value, users: dict[Value, list[str]]) -> bool:
+def _is_read_whole(graph: OpGraph, value: Value, users: Mapping[Value, list[str]]) -> bool:
     for name in users.get(value, ()):
         node = graph.nodes[name]
         if node.packet in RESHAPES:
