@@ -45,9 +45,10 @@ class Teacher:
             program in the end, however late, both excluded.
         tolerance: an action that is worth less than the best one, by this share of it, is chosen 1/e times as often:
             several orders of the same steps are equally good, and times are noisy. 0 for the best only.
-        proportional: whether an action is as likely as it is worth, in place of `tolerance`. Where chance has a part in
-            what an action is worth, as with the kernels of a language model, a planner that imitates this learns the
-            mean; of the best action alone, it would learn what has luck most often.
+        power: an action is as likely as this power of what it is worth, in place of `tolerance`; 0 for `tolerance`.
+            Where chance has a part in what an action is worth, as with the kernels of a language model, a planner that
+            imitates this learns from all outcomes, with 1 their mean. The larger it is, the more the best actions
+            count. By the best action alone, it would learn what has luck most often.
         guide: name of the planner (`make_planner`) that chooses where the tree does not; empty for none.
         trust: factor on the tree's probability for the guide's choice. A choice that the tree has no answer for is as
             likely as all that the tree finds good.
@@ -55,15 +56,15 @@ class Teacher:
 
     discount: float = 0.9
     tolerance: float = 0.03
-    proportional: bool = False
+    power: float = 0.0
     guide: str = "heuristic"
     trust: float = 8.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.discount < 1 or self.tolerance < 0:
+        if not 0 < self.discount < 1 or self.tolerance < 0 or self.power < 0:
             raise ValueError(
-                "the discount must lie between 0 and 1, the tolerance must not be negative; "
-                f"got {self.discount} and {self.tolerance}"
+                "the discount must lie between 0 and 1, the tolerance and the power must not be negative; "
+                f"got {self.discount}, {self.tolerance} and {self.power}"
             )
         if self.trust <= 0:
             raise ValueError(f"the trust in the guide must be positive, got {self.trust}")
@@ -81,8 +82,8 @@ class Teacher:
         """How likely each action is to be chosen, by what it is worth."""
         best = max(worth, key=lambda a: worth[a])
         scale = self.tolerance * worth[best]
-        if self.proportional and worth[best] > 0:
-            weights = {a: w / worth[best] for a, w in worth.items()}
+        if self.power and worth[best] > 0:
+            weights = {a: max(0.0, w / worth[best]) ** self.power for a, w in worth.items()}
         else:
             weights = {a: math.exp((w - worth[best]) / scale) if scale else float(a == best) for a, w in worth.items()}
         kept = {a: w for a, w in weights.items() if w >= LEAST}

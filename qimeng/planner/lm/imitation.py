@@ -47,7 +47,7 @@ class Imitation:
         clip: largest norm of the gradient.
         others: a choice is among so many actions and one, drawn from the legal ones anew each time it is seen; 0 for
             all of them, which takes longer. What is to be chosen is always among them, unless it is more than half of
-            them (`Teacher.proportional`): then all are drawn alike, and what is left of the choice counts.
+            them (`Teacher.power`): then all are drawn alike, and what is left of the choice counts.
         seed: of the order of the examples, and of the others.
     """
 

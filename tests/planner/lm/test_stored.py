@@ -142,9 +142,12 @@ def test_what_is_about_as_good_is_about_as_likely(stored: Stored) -> None:
 
 def test_an_action_can_be_as_likely_as_it_is_worth() -> None:
     a, b, c, d = (Action(kind, ("r",)) for kind in ("lowering", "library", "special", "split"))
-    found = Teacher(proportional=True).among({a: 0.3, b: 0.1, c: 0.0, d: 0.0001})
-    assert found == pytest.approx({a: 0.75, b: 0.25}), "what is worth next to nothing is left out"
-    assert Teacher(proportional=True, tolerance=0).among({a: 0.0, b: -1.0}) == {a: 1.0}, "nothing is worth anything"
+    worth = {a: 0.3, b: 0.1, c: 0.0, d: 0.0001}
+    assert Teacher(power=1).among(worth) == pytest.approx({a: 0.75, b: 0.25}), (
+        "what is worth next to nothing is left out"
+    )
+    assert Teacher(power=2).among({**worth, d: -0.1}) == pytest.approx({a: 0.9, b: 0.1})
+    assert Teacher(power=1, tolerance=0).among({a: 0.0, b: -1.0}) == {a: 1.0}, "nothing is worth anything"
 
 
 def test_the_guide_decides_where_the_tree_does_not(stored: Stored) -> None:
@@ -238,7 +241,7 @@ def test_a_budget_pays_for_whole_trees(stored: Stored) -> None:
 def test_a_teacher_with_impossible_settings_is_refused() -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         Teacher(discount=1.0)
-    with pytest.raises(ValueError, match="must not be negative; got 0.9 and -1"):
+    with pytest.raises(ValueError, match="must not be negative; got 0.9, -1 and 0.0"):
         Teacher(0.9, -1)
     with pytest.raises(ValueError, match="heuristic"):
         Teacher(guide="me")
