@@ -198,9 +198,8 @@ class OpGraph:
         return meta
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was worked out of it: another process does so itself."""
-        kept = {name: value for name, value in self.__dict__.items() if name != "_users"}
-        return {**kept, "memo": {}}
+        """Without what others have worked out of it: another process does so itself."""
+        return {**self.__dict__, "memo": {}}
 
     def ops(self) -> Iterator[Node]:
         """The operator nodes, in topological order."""
@@ -227,15 +226,13 @@ class OpGraph:
 
     def users(self) -> Mapping[Value, list[str]]:
         """Value to the names of the operators that read it (once each), in topological order."""
-        return self._users
-
-    @cached_property
-    def _users(self) -> dict[Value, list[str]]:
-        table: dict[Value, list[str]] = {}
-        for node in self.ops():
-            for value in dict.fromkeys(node.operands()):
-                table.setdefault(value, []).append(node.name)
-        return table
+        if "users" not in self.memo:
+            table = self.memo["users"] = dict[Value, list[str]]()
+            for node in self.ops():
+                for value in dict.fromkeys(node.operands()):
+                    table.setdefault(value, []).append(node.name)
+        found: Mapping[Value, list[str]] = self.memo["users"]
+        return found
 
 
 def places_of(outputs: Iterable[Any], values: Set[Value]) -> frozenset[int]:

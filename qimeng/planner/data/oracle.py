@@ -35,8 +35,8 @@ class OraclePlanner(Planner):
     Args:
         known: of the task that is optimized.
         foresees: whether it knows which kernels the coder writes right. Otherwise it knows what each saves if it is
-            right, and how likely that is (`Parts.writes`), and takes what saves most on average: no planner can know
-            more beforehand.
+            right, and how likely that is (`Parts.writes`), and takes what saves most on average. Beforehand, a planner
+            can know no more.
     """
 
     def __init__(self, known: Known, foresees: bool = True):

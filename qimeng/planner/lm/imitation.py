@@ -45,9 +45,9 @@ class Imitation:
         batch: examples a step of the optimizer.
         rate: largest learning rate; it rises over the first `RISE` of the steps and then falls to nothing.
         clip: largest norm of the gradient.
-        others: a choice is among so many actions and one, drawn from the legal ones anew each time it is seen; 0 for
-            all of them, which takes longer. What is to be chosen is always among them, unless it is more than half of
-            them (`Teacher.power`): then all are drawn alike, and what is left of the choice counts.
+        others: an example shows one action more than this, drawn from the legal ones anew each time; 0 for all of them,
+            which takes longer. The actions to be chosen are kept, and the rest is drawn. Where they would be more than
+            half of those shown (`Teacher.power`), all are drawn, and the choice is among those that were.
         seed: of the order of the examples, and of the others.
     """
 
@@ -171,7 +171,7 @@ class _Row:
         return len(self.state) + (used if not others else round(used * min(1.0, (others + 1) / count)))
 
     def against(self, others: int, draw: np.random.Generator) -> _Row:
-        """Among `others` more than one, if there are so many."""
+        """With so many of its actions as `Imitation.others` says."""
         if not others or len(self.wanted) <= others + 1:
             return self
         chosen = np.flatnonzero(self.wanted)

@@ -155,9 +155,9 @@ def network_pairs(
 ) -> Iterator[Pair]:
     """What a planner that knows everything would do, from the start to the end and on walks with random detours.
 
-    The walks are those of one that does not know beforehand which kernels are written right (`OraclePlanner`). On the
-    walks of one that does, whatever is promising and still there is what it knows to be wrong, and a planner that
-    imitates would learn to avoid what is promising.
+    The walks are those of a planner that does not know beforehand which kernels are written right (`OraclePlanner`).
+    One that knows takes the right ones first. In its later states, what looks promising is wrong, and a planner that
+    imitated there would learn to avoid what looks promising.
 
     Args:
         tasks: the networks.

@@ -7,9 +7,8 @@ the state and their own predecessors, never another action, and each action's po
 every action is scored as if it alone followed the state, and the state is computed once. After TWOSOME (Tan et al.,
 "True Knowledge Comes from Practice", https://arxiv.org/abs/2401.14151), which scores one action at a time.
 
-The mean over an action's tokens says little about what the action is worth: the number of its text that matters is one
-token of twenty. So a linear head reads the action's last hidden state and adds to its logit. The head begins at zero,
-where the language model decides alone.
+A linear head reads an action's last hidden state and adds to its logit. So what the action is worth need not be spread
+over the probabilities of all its tokens. The head begins at zero, where the language model decides alone.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from torch import nn
 NORMALIZATIONS = ("none", "tokens")
 
 Scored = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Joint log-probabilities of actions and what the head adds, B x A each; hidden states of states, B x hidden."""
 
 TOGETHER = 4
 """Rows of similar length that a CPU computes at once, because padding costs time there. (Of 64 rows of a random walk
@@ -156,7 +156,7 @@ class ActionScorer(nn.Module):
         return self._scored(state_ids, action_ids)[0]
 
     def _scored(self, state_ids: torch.Tensor, action_ids: torch.Tensor) -> Scored:
-        """Joint log-probabilities and what the head adds, B x A each; last hidden states of the states, B x hidden."""
+        """What one pass gives; the hidden states are the last ones of the states."""
         if state_ids.device.type != "cpu" or len(state_ids) <= TOGETHER:
             return self._joint(state_ids, action_ids)
         tokens = (state_ids >= 0).sum(1) + (action_ids >= 0).flatten(1).sum(1)
