@@ -190,6 +190,7 @@ def bundles(
     held_out: Annotated[float, typer.Option(help="Share of the trees that planners were not trained on.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Seed of the planners' training.")] = 0,
     writer: Annotated[str, typer.Option(help="Rows of a trained writer that writes the kernels.")] = "",
+    spread: Annotated[float, typer.Option(help="By how much writers differ (WriterProfile.spread).")] = 0.0,
     evaluations: Annotated[int, typer.Option(help="Of each run.")] = EVALUATIONS,
     seeds: Annotated[int, typer.Option(help="Seeds of methods that draw.")] = 3,
 ) -> None:
@@ -200,7 +201,7 @@ def bundles(
     from qimeng.planner.lm.sources import split
 
     _, held = split([tree for path in trees for tree in read_trees(path)], held_out, seed=seed)
-    made = bundled((), held, Bundles(held_out=count, writer=writer), "template", seed)
+    made = bundled((), held, Bundles(held_out=count, writer=writer, spread=spread), "template", seed)
     given = _methods(lm, method, standard=False)
     _play(made.held_out, rows, (CHANCES, *given) if writer else given, evaluations, seeds)
 

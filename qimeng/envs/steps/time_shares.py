@@ -41,11 +41,11 @@ def ceilings(
     """For each of `actions`, how many times as fast the program becomes at most, its other regions left as they are.
 
     That is its time over the same with the action's regions, as one kernel, at their roofline bound: bytes that one of
-    them hands to another are not moved. 1 for an action without regions (Amdahl's law; Williams et al., Roofline,
-    CACM 2009).
+    them hands to another are not moved. What is done to one region is done to those that are equal. 1 for an action
+    without regions (Amdahl's law; Williams et al., Roofline, CACM 2009).
     """
     times = region_times(program, evaluation, device)
-    total = sum(times.values())
+    total, equal = sum(times.values()), Counter(r.signature for r in program.regions)
 
     def ceiling(action: Action) -> float:
         remainder = _remains(program, action)
@@ -62,7 +62,8 @@ def ceilings(
         )
         work = sum(_least_work_ms(r, device, mode) for r in regions)
         bound = max(kept / (device.bandwidth_gbs * 1e6), work)
-        return saved(sum(times[r.id] for r in regions), bound)
+        places = equal[regions[0].signature] if len(regions) == 1 else 1
+        return saved(places * sum(times[r.id] for r in regions), places * bound)
 
     def saved(present: float, bound: float) -> float:
         left = total - present + min(bound, present)

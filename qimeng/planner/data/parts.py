@@ -79,7 +79,7 @@ class Parts:
         moves: what was tried on regions with an implementation.
         refused: what the judge found of implementations that it refused.
         ratios: time of an implementation over that of its region on PyTorch.
-        kinds: kind of the action that an implementation was first written for.
+        kinds: kind of the action that an implementation was written for; of several, one that wrote it from nothing.
         whole: milliseconds in programs that were judged as a whole.
         units: milliseconds on PyTorch of the regions that graphs begin with, by their signature.
         launches: how a program is launched, to the milliseconds that it takes for each region beside the regions' own;
@@ -220,7 +220,8 @@ def parts_of(trees: Iterable[Captured]) -> Parts:
         key = step.before.signature, step.program.implementation(step.before).digest
         moves[key].setdefault(step.move, outcome)
         after = step.after.signature, outcome.implementation.digest
-        kinds.setdefault(after, step.move[0])
+        if after not in kinds or not step.program.implementation(step.before).generated:
+            kinds[after] = step.move[0]
         if outcome.ratio is not None:
             ratios[after].append(outcome.ratio)
         elif not outcome.evaluation.ok:

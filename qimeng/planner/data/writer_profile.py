@@ -8,6 +8,7 @@ drawn once: right or wrong for good.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -44,11 +45,15 @@ class WriterProfile:
         shares: of its answers that were right, by what a region computes and how many operators it has.
         changes: the same of kinds that change a kernel.
         seed: of what is drawn.
+        spread: by how much this writer's skill differs from what the answers say, in each cell and in changes: standard
+            deviation of the log-odds, drawn by `seed`; 0 for not at all. A planner then has to find out what the writer
+            of an episode can write.
     """
 
     shares: Mapping[Cell, float]
     changes: float
     seed: str = ""
+    spread: float = 0.0
 
     @classmethod
     def read(cls, path: Path, coder: str = "trained", seed: str = "") -> WriterProfile:
@@ -85,7 +90,16 @@ class WriterProfile:
         if implementation.language in ("torch", LANGUAGE):
             return 1.0
         names = [n.packet.removeprefix("aten.") for n in region.ops if category(n) != "view"]
-        return self.share(cell(names)) if kind in WRITING else self.changes
+        if kind in WRITING:
+            return self._skill(cell(names), self.share(cell(names)))
+        return self._skill("changes", self.changes)
+
+    def _skill(self, what: Cell | str, share: float) -> float:
+        """How likely this writer is right where the answers were in `share`."""
+        if not self.spread or share in (0.0, 1.0):
+            return share
+        away = random.Random(f"{self.seed} {what}").gauss(0.0, self.spread)
+        return 1 / (1 + math.exp(-math.log(share / (1 - share)) - away))
 
     def share(self, wanted: Cell) -> float:
         """Of answers that were right; of a cell without any, the mean of those of the same operators."""

@@ -33,6 +33,7 @@ class Bundles:
         most: computations of a bundle, at most.
         writer: file with rows of a trained writer that was judged (`WriterProfile`), whose kernels are planned, drawn
             anew for each bundle; empty for those of the coder that wrote the trees.
+        spread: by how much writers differ (`WriterProfile.spread`).
     """
 
     count: int = 0
@@ -41,6 +42,7 @@ class Bundles:
     least: int = field(default=SIZES[0], metadata=POSITIVE)
     most: int = field(default=SIZES[1], metadata=POSITIVE)
     writer: str = ""
+    spread: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _tasks(
 ) -> Iterator[NetworkTask]:
     for tree, start in bundles(pool, parts, coder, count, seed, (wanted.least, wanted.most)):
         # of one writer for all bundles, training would learn by heart which computations it writes right
-        own = parts if writer is None else replace(parts, writes=replace(writer, seed=tree.name))
+        own = parts if writer is None else replace(parts, writes=replace(writer, seed=tree.name, spread=wanted.spread))
         task = network_task(tree, start, own, coder)
         if task is not None:
             yield task

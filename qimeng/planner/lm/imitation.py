@@ -18,6 +18,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from qimeng.envs.gym.observation import TEXTS
+from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.errors import WeightsError
 from qimeng.interfaces import Action, Observation
 from qimeng.planner.lm.checkpoint import put_weights, read_state, trained_weights, write_state
@@ -158,11 +159,12 @@ def imitate(
 
 @dataclass(frozen=True)
 class _Row:
-    """The token ids of an example, without padding of the state; actions n x T, padded on the right."""
+    """Token ids of an example, without padding of the state, and its numbers; actions n x T, padded on the right."""
 
     state: np.ndarray
     actions: np.ndarray
     features: np.ndarray
+    action_features: np.ndarray
     wanted: np.ndarray
 
     def tokens(self, others: int) -> int:
@@ -183,7 +185,7 @@ class _Row:
             rest = draw.permutation(np.flatnonzero(self.wanted == 0))
             kept = np.append(rest[: others + 1 - len(chosen)], chosen)
         wanted = self.wanted[kept]
-        return _Row(self.state, self.actions[kept], self.features, wanted / wanted.sum())
+        return _Row(self.state, self.actions[kept], self.features, self.action_features[kept], wanted / wanted.sum())
 
 
 def _read(reader: Reader, examples: Sequence[Example]) -> list[_Row]:
@@ -195,6 +197,7 @@ def _read(reader: Reader, examples: Sequence[Example]) -> list[_Row]:
                 state[np.flatnonzero(state >= 0)],
                 actions[: len(example.wanted)].copy(),
                 row["features"],
+                row["action_features"].reshape(MAX_ACTIONS, -1)[: len(example.wanted)].copy(),
                 example.wanted,
             )
         )
@@ -205,9 +208,10 @@ def _logits(model: PlannerModel, rows: Sequence[_Row], device: torch.device) -> 
     """Logits of the policy, one row an example; those of places that hold no action are -inf."""
     states = _padded([row.state[::-1] for row in rows], PAD)[:, ::-1]
     actions = _padded([row.actions for row in rows], PAD)
-    given = (states, actions, np.stack([row.features for row in rows]))
-    state_ids, action_ids, features = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in given)
-    logits, _ = model.scorer(state_ids.long(), action_ids.long(), features)
+    numbers = _padded([row.action_features for row in rows], 0.0)
+    given = (states, actions, np.stack([row.features for row in rows]), numbers)
+    state_ids, action_ids, *features = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in given)
+    logits, _ = model.scorer(state_ids.long(), action_ids.long(), *features)
     found: torch.Tensor = logits
     return found
 

@@ -147,8 +147,9 @@ class LanguageModelPlanner(ValuingPlanner):
         actions = given["action_ids"].long().view(len(rows), MAX_ACTIONS, -1)
         counts = (actions[:, :, 0] >= 0).sum(1).tolist()
         actions = actions[:, : max(counts)]
+        numbers = given["action_features"].view(len(rows), MAX_ACTIONS, -1)[:, : max(counts)]
         with torch.inference_mode():
-            logits, values = self.model.scorer(given["state_ids"].long(), actions, given["features"])
+            logits, values = self.model.scorer(given["state_ids"].long(), actions, given["features"], numbers)
         scores, worth = logits.log_softmax(-1).tolist(), values.tolist()
         return [(s[:n], v) for n, s, v in zip(counts, scores, worth, strict=True)]
 

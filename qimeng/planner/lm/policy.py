@@ -106,13 +106,14 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
     def predict_values(self, obs: Any) -> torch.Tensor:
         """The values of these states, B x 1; no action is scored."""
         nothing = self._action_ids(obs)[:, :0]
-        return self.scorer(obs["state_ids"].long(), nothing, obs["features"])[1].unsqueeze(-1)  # type: ignore[no-any-return]
+        empty = self._action_features(obs)[:, :0]
+        return self.scorer(obs["state_ids"].long(), nothing, obs["features"], empty)[1].unsqueeze(-1)  # type: ignore[no-any-return]
 
     def _away(self, logits: torch.Tensor, obs: Any) -> torch.Tensor:
         """The divergence of what these logits say from what the anchor says."""
         assert self.anchor is not None
         with torch.no_grad():
-            before, _ = self.anchor(obs["state_ids"].long(), self._action_ids(obs), obs["features"])
+            before, _ = self.anchor(*self._given(obs))
         own, there = (x.masked_fill(x == float("-inf"), -1e8).log_softmax(-1) for x in (logits, before))
         return (own.exp() * (own - there)).sum(-1)
 
@@ -122,10 +123,20 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
         legal = action_ids[:, :, 0] >= 0
         if masks is not None:
             legal = legal & torch.as_tensor(masks, dtype=torch.bool, device=legal.device).reshape(legal.shape)
-        logits, values = self.scorer(obs["state_ids"].long(), action_ids, obs["features"])
+        logits, values = self.scorer(*self._given(obs))
         distribution = self.action_dist.proba_distribution(action_logits=logits.masked_fill(~legal, -1e8))
         distribution.apply_masking(legal)
         return distribution, values.unsqueeze(-1), logits
+
+    def _given(self, obs: Any) -> tuple[torch.Tensor, ...]:
+        """What a scorer takes."""
+        return obs["state_ids"].long(), self._action_ids(obs), obs["features"], self._action_features(obs)
+
+    def _action_features(self, obs: Any) -> torch.Tensor:
+        """B x actions x numbers."""
+        assert isinstance(self.action_space, spaces.Discrete)
+        flat: torch.Tensor = obs["action_features"]
+        return flat.view(len(flat), int(self.action_space.n), -1)
 
     def _action_ids(self, obs: Any) -> torch.Tensor:
         """B x actions x tokens."""

@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
+from qimeng.envs.gym.action_features import ACTION_FEATURES, action_feature_bounds, action_features
 from qimeng.envs.gym.environment import KernelOptimizationEnv
 from qimeng.envs.gym.observation import action_texts, feature_bounds, features, render_text
 from qimeng.envs.steps.task import Task
@@ -88,16 +89,18 @@ class Text:
         state: with its prompt.
         actions: of each action.
         features: of the state, float32 (`qimeng.envs.gym.observation.FEATURES`).
+        action_features: of each action, float32, actions x `qimeng.envs.gym.action_features`.
     """
 
     state: str
     actions: tuple[str, ...]
     features: np.ndarray
+    action_features: np.ndarray
 
     @classmethod
     def of(cls, observation: Observation) -> Text:
         """What is read of `observation`."""
-        return cls(*state_and_actions(observation), features(observation))
+        return cls(*state_and_actions(observation), features(observation), action_features(observation))
 
 
 class Reader:
@@ -118,16 +121,18 @@ class Reader:
         self.tokenizer, self.length, self.action_length = tokenizer, length, action_length
 
     def arrays(self, observation: Observation, offered: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """``state_ids`` (length,), ``action_ids`` (256 * action_length,), both int32, and ``features``, float32.
+        """What a policy is given of a state.
 
-        A state is padded with `PAD` on the left, an action on the right; what is no action is all `PAD`.
+        ``state_ids`` (length,) and ``action_ids`` (256 * action_length,) are int32. A state is padded with `PAD` on the
+        left, an action on the right; what is no action is all `PAD`. ``features`` and ``action_features`` (256 *
+        number of `ACTION_FEATURES`) are float32.
 
         Args:
             observation: what is read.
             offered: one bool for each action; those that are not offered are left out, the others keep their places.
         """
         text = Text.of(observation)
-        return {**self.ids(text.state, text.actions, offered), "features": text.features}
+        return {**self.ids(text.state, text.actions, offered), **_numbers(text)}
 
     def rows(self, texts: Sequence[Text]) -> Iterator[dict[str, np.ndarray]]:
         """`arrays` of many observations, in less time."""
@@ -137,7 +142,7 @@ class Reader:
             for text in some:
                 first = next(tokens)
                 actions = [next(tokens) for _ in text.actions]
-                yield {**self._laid_out(first, actions, range(len(actions))), "features": text.features}
+                yield {**self._laid_out(first, actions, range(len(actions))), **_numbers(text)}
 
     def ids(self, state: str, actions: Sequence[str], offered: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """``state_ids`` and ``action_ids`` of `arrays`, from texts."""
@@ -165,13 +170,21 @@ class Reader:
         """The space of `arrays`: a `Dict` of boxes, as stable-baselines3 takes it."""
         top = len(self.tokenizer) - 1
         low, high = feature_bounds()
+        lows, highs = (np.tile(bound, MAX_ACTIONS) for bound in action_feature_bounds())
         return spaces.Dict(
             {
                 "state_ids": spaces.Box(PAD, top, (self.length,), np.int32),
                 "action_ids": spaces.Box(PAD, top, (MAX_ACTIONS * self.action_length,), np.int32),
                 "features": spaces.Box(low, high, dtype=np.float32),
+                "action_features": spaces.Box(lows, highs, dtype=np.float32),
             }
         )
+
+
+def _numbers(text: Text) -> dict[str, np.ndarray]:
+    padded = np.zeros((MAX_ACTIONS, len(ACTION_FEATURES)), dtype=np.float32)
+    padded[: len(text.action_features)] = text.action_features[:MAX_ACTIONS]
+    return {"features": text.features, "action_features": padded.reshape(-1)}
 
 
 @dataclass(frozen=True)

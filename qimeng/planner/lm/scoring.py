@@ -1,18 +1,19 @@
-"""The policy: a causal language model scores the text of every legal action in one pass.
+"""The policy: a causal language model scores the text of every legal action.
 
 Deals in token ids. Knows nothing about programs, texts or training.
 
-A row holds the state's tokens once and behind them the tokens of all its actions. A mask lets an action's tokens see
-the state and their own predecessors, never another action, and each action's positions go on from the state's end. So
-every action is scored as if it alone followed the state, and the state is computed once. After TWOSOME (Tan et al.,
-"True Knowledge Comes from Practice", https://arxiv.org/abs/2401.14151), which scores one action at a time.
+The state is computed once. Its keys and values are then what the tokens of each action see before them, and no action
+sees another. So every action is scored as if it alone followed the state. After TWOSOME (Tan et al., "True Knowledge
+Comes from Practice", https://arxiv.org/abs/2401.14151), which scores one action at a time.
 
-A linear head reads an action's last hidden state and adds to its logit. So what the action is worth need not be spread
-over the probabilities of all its tokens. The head begins at zero, where the language model decides alone.
+A second head reads an action's last hidden state beside its numbers, such as what it may save at most, and adds to its
+logit. The text has few digits, and what the action is worth need not be spread over the probabilities of all its
+tokens. The head begins at zero, where the language model decides alone.
 """
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import nn
 NORMALIZATIONS = ("none", "tokens")
 
 Scored = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Joint log-probabilities of actions and what the head adds, B x A each; hidden states of states, B x hidden."""
+"""Joint log-probabilities of actions, B x A; last hidden states: of actions, B x A x hidden, of states, B x hidden."""
 
 TOGETHER = 4
 """Rows of similar length that a CPU computes at once, because padding costs time there. (Of 64 rows of a random walk
@@ -57,73 +58,29 @@ class Scale:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class Packed:
-    """States and their actions, one row a state: L state tokens (padded left), then M action tokens (padded right).
-
-    Attributes:
-        ids: B x (L + M) token ids; 0 where there is none.
-        positions: B x (L + M): of the state's tokens from 0, of each action's tokens from the state's end.
-        allowed: B x (L + M) x (L + M) bool: query, key; every query may see itself.
-        segment: B x M: number of the action that a token belongs to.
-        offset: B x M: place of a token in its action.
-        valid: B x M bool: whether there is a token.
-    """
-
-    ids: torch.Tensor
-    positions: torch.Tensor
-    allowed: torch.Tensor
-    segment: torch.Tensor
-    offset: torch.Tensor
-    valid: torch.Tensor
-
-
-def pack(state_ids: torch.Tensor, action_ids: torch.Tensor) -> Packed:
-    """Lay states and actions out in rows, without the places that no row uses.
-
-    Args:
-        state_ids: B x L, `PAD` on the left.
-        action_ids: B x A x T, `PAD` on the right; an action that is all `PAD` does not exist.
-    """
-    states = state_ids[:, max(0, state_ids.shape[1] - int((state_ids >= 0).sum(1).max())) :]
-    lengths = (states >= 0).sum(1, keepdim=True)
-    flat = action_ids.flatten(1)
-    longest = int((flat >= 0).sum(1).max()) if flat.shape[1] else 0
-    order = torch.argsort((flat < 0).to(torch.int8), dim=1, stable=True)[:, :longest]
-    tokens = flat.gather(1, order)
-    segment, offset = order // action_ids.shape[2], order % action_ids.shape[2]
-    ids = torch.cat((states, tokens), 1)
-    place = torch.cat(((torch.cumsum(states >= 0, 1) - 1).clamp(min=0), lengths + offset), 1)
-    owner = torch.cat((torch.full_like(states, -1), segment), 1)
-    size, device = ids.shape[1], ids.device
-    before = torch.ones(size, size, dtype=torch.bool, device=device).tril()
-    own = (owner[:, None, :] == -1) | (owner[:, None, :] == owner[:, :, None])
-    allowed = (before & own & (ids >= 0)[:, None, :]) | torch.eye(size, dtype=torch.bool, device=device)
-    return Packed(ids.clamp(min=0), place, allowed, segment, offset, tokens >= 0)
-
-
 class ActionScorer(nn.Module):
     """A language model as policy and value.
 
     Args:
-        lm: a `transformers` causal LM whose attention takes a mask of query by key (Llama, Qwen, Mistral, GPT-2 …), or
-            such a model with a `peft` adapter.
+        lm: a `transformers` causal LM with a cache of keys and values (Llama, Qwen, Mistral, GPT-2 …), or such a model
+            with a `peft` adapter.
         features: numbers that the value head reads beside the state's last hidden state.
+        action_features: numbers of each action that the other head reads beside its last hidden state.
         scale: from log-probabilities to logits.
 
     Attributes:
         value: the value head.
-        worth: what an action's last hidden state adds to its logit.
+        worth: what is added to an action's logit.
     """
 
-    def __init__(self, lm: Any, features: int = 0, scale: Scale | None = None):
+    def __init__(self, lm: Any, features: int = 0, scale: Scale | None = None, action_features: int = 0):
         super().__init__()
-        self.lm, self.features, self.scale = lm, features, scale or Scale()
+        self.lm, self.features, self.scale, self.action_features = lm, features, scale or Scale(), action_features
+        plain = lm.get_base_model() if hasattr(lm, "get_base_model") else lm
+        takes = inspect.signature(plain.forward).parameters
+        self._named = "cache" if "cache" in takes else "past_key_values"  # its name since transformers 5.24
         hidden = lm.config.hidden_size
-        last, self.worth = nn.Linear(64, 1), nn.Linear(hidden, 1, bias=False)
-        for zero in (last.weight, last.bias, self.worth.weight):
-            nn.init.zeros_(zero)
-        self.value = nn.Sequential(nn.Linear(hidden + features, 64), nn.Tanh(), last)
+        self.value, self.worth = _head(hidden + features), _head(hidden + action_features)
 
     @property
     def vocabulary(self) -> int:
@@ -131,7 +88,11 @@ class ActionScorer(nn.Module):
         return int(self.lm.get_input_embeddings().num_embeddings)
 
     def forward(
-        self, state_ids: torch.Tensor, action_ids: torch.Tensor, features: torch.Tensor | None = None
+        self,
+        state_ids: torch.Tensor,
+        action_ids: torch.Tensor,
+        features: torch.Tensor | None = None,
+        action_features: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the policy, B x A, -inf for actions that do not exist; values, B.
 
@@ -139,10 +100,12 @@ class ActionScorer(nn.Module):
             state_ids: B x L int64, `PAD` on the left.
             action_ids: B x A x T int64, `PAD` on the right; A may be 0 where only the value is wanted.
             features: B x `features` float32.
+            action_features: B x A x `action_features` float32.
         """
-        logprob, worth, hidden = self._scored(state_ids, action_ids)
+        logprob, ends, hidden = self._scored(state_ids, action_ids)
         count = (action_ids >= 0).sum(-1)
         length = count.clamp(min=1) if self.scale.normalize == "tokens" else 1
+        worth = self.worth(_beside(ends, action_features)).squeeze(-1)
         logits = logprob / length / self.scale.temperature + worth
         return logits.masked_fill(count == 0, float("-inf")), self.value(_beside(hidden, features)).squeeze(-1)
 
@@ -156,46 +119,68 @@ class ActionScorer(nn.Module):
         return self._scored(state_ids, action_ids)[0]
 
     def _scored(self, state_ids: torch.Tensor, action_ids: torch.Tensor) -> Scored:
-        """What one pass gives; the hidden states are the last ones of the states."""
+        """What the language model gives."""
         if state_ids.device.type != "cpu" or len(state_ids) <= TOGETHER:
             return self._joint(state_ids, action_ids)
         tokens = (state_ids >= 0).sum(1) + (action_ids >= 0).flatten(1).sum(1)
         order = torch.argsort(tokens)
         parts = [self._joint(state_ids[rows], action_ids[rows]) for rows in order.split(TOGETHER)]
         back = torch.argsort(order)
-        joint, worth, hidden = (torch.cat(part)[back] for part in zip(*parts, strict=True))
-        return joint, worth, hidden
+        joint, ends, hidden = (torch.cat(part)[back] for part in zip(*parts, strict=True))
+        return joint, ends, hidden
 
     def _joint(self, state_ids: torch.Tensor, action_ids: torch.Tensor) -> Scored:
-        row = pack(state_ids, action_ids)
-        kept = row.segment.shape[1] + 1  # the state's last token and all after it
-        dtype = self.lm.dtype
-        mask = torch.zeros(row.allowed.shape, dtype=dtype, device=row.ids.device)
-        mask.masked_fill_(~row.allowed, torch.finfo(dtype).min)
-        out = self.lm(
-            input_ids=row.ids,
-            attention_mask=mask[:, None],
-            position_ids=row.positions,
+        states = state_ids[:, max(0, state_ids.shape[1] - int((state_ids >= 0).sum(1).max())) :]
+        there, count = states >= 0, (action_ids >= 0).sum(-1)
+        row, number = torch.nonzero(count, as_tuple=True)  # of each action that exists
+        seen = self.lm(
+            input_ids=states.clamp(min=0),
+            attention_mask=there.long(),
+            position_ids=(there.cumsum(1) - 1).clamp(min=0),
             output_hidden_states=True,
-            use_cache=False,
-            logits_to_keep=kept,
+            use_cache=len(row) > 0,
+            logits_to_keep=1,
         )
-        logits = out.logits.float()
-        place = torch.arange(kept - 1, device=row.ids.device)
-        source = torch.where(row.offset == 0, 0, place)  # what a token is predicted from: its predecessor
-        batch = torch.arange(len(row.ids), device=row.ids.device)[:, None]
-        tokens = row.ids[:, row.ids.shape[1] - kept + 1 :]
-        found = logits[batch, source, tokens] - logits.logsumexp(-1).gather(1, source)
-        hidden = out.hidden_states[-1][:, -kept:].float()
-        last = row.valid & (row.offset + 1 == (action_ids >= 0).sum(-1).gather(1, row.segment))
-        none = torch.zeros(action_ids.shape[:2], device=found.device)
-        joint = none.scatter_add(1, row.segment, found * row.valid)
-        worth = none.scatter_add(1, row.segment, self.worth(hidden[:, 1:]).squeeze(-1) * last)
-        return joint, worth, hidden[:, 0]
+        hidden = seen.hidden_states[-1][:, -1].float()
+        joint = torch.zeros(action_ids.shape[:2], device=hidden.device)
+        ends = torch.zeros(*action_ids.shape[:2], hidden.shape[1], device=hidden.device)
+        if not len(row):
+            return joint, ends, hidden
+        length = count[row, number]
+        tokens = action_ids[row, number][:, : int(length.max())]
+        valid = tokens >= 0
+        for layer in seen[self._named].layers:
+            layer.keys, layer.values = layer.keys.index_select(0, row), layer.values.index_select(0, row)
+        out = self.lm(
+            input_ids=tokens.clamp(min=0),
+            attention_mask=torch.cat((there[row], valid), 1).long(),
+            position_ids=there.sum(1)[row, None] + torch.arange(tokens.shape[1], device=tokens.device),
+            **{self._named: seen[self._named]},
+            output_hidden_states=True,
+        )
+        known = tokens.clamp(min=0)
+        first = _said(seen.logits[:, -1].float()[row], known[:, 0])  # a token is predicted from its predecessor
+        later = _said(out.logits[:, :-1].float(), known[:, 1:])
+        found = torch.cat((first[:, None], later), 1) * valid
+        last = out.hidden_states[-1][torch.arange(len(row), device=row.device), length - 1].float()
+        return joint.index_put((row, number), found.sum(1)), ends.index_put((row, number), last), hidden
+
+
+def _head(inputs: int) -> nn.Sequential:
+    """From `inputs` numbers to one, which is 0 before training."""
+    last = nn.Linear(64, 1)
+    for zero in (last.weight, last.bias):
+        nn.init.zeros_(zero)
+    return nn.Sequential(nn.Linear(inputs, 64), nn.Tanh(), last)
+
+
+def _said(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The log-probability of each of `tokens`, of the shape of `logits` without its last axis."""
+    return logits.gather(-1, tokens[..., None])[..., 0] - logits.logsumexp(-1)
 
 
 def _beside(hidden: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor:
     return hidden if features is None else torch.cat((hidden, features.to(hidden.dtype)), -1)
 
 
-__all__ = ["ActionScorer", "Packed", "Scale", "pack"]
+__all__ = ["ActionScorer", "Scale"]

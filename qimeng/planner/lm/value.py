@@ -104,8 +104,9 @@ def likely(model: PlannerModel, seen: dict[str, np.ndarray]) -> np.ndarray:
     given = {name: torch.from_numpy(array)[None].to(device) for name, array in seen.items()}
     actions = given["action_ids"].long().view(1, MAX_ACTIONS, -1)
     count = int((actions[0, :, 0] >= 0).nonzero().max()) + 1
+    numbers = given["action_features"].view(1, MAX_ACTIONS, -1)[:, :count]
     with torch.no_grad():
-        logits, _ = model.scorer(given["state_ids"].long(), actions[:, :count], given["features"])
+        logits, _ = model.scorer(given["state_ids"].long(), actions[:, :count], given["features"], numbers)
     found: np.ndarray = logits[0].double().softmax(-1).cpu().numpy()
     return np.asarray(found / found.sum())
 

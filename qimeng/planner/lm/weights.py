@@ -8,7 +8,7 @@ Deals in files. Knows nothing about training.
 | config.json, model.safetensors | the language model, or |
 | adapter_config.json, adapter_model.safetensors | the `peft` adapter alone; its base is named in planner.json |
 | tokenizer.json, tokenizer_config.json | the tokenizer |
-| value.safetensors | the value head, and the head that adds to logits |
+| heads.safetensors | the value head, and the head that adds to logits |
 | README.md | the model card |
 """
 
@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from qimeng.envs.gym.action_features import ACTION_FEATURES
 from qimeng.envs.gym.observation import FEATURES, TEXTS
 from qimeng.errors import WeightsError
 from qimeng.planner.lm import first_observation
@@ -33,15 +34,15 @@ from qimeng.planner.lm.mini import MiniSize, make_mini
 from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.scoring import ActionScorer, Scale
 
-FORMAT = 4
-"""Of a planner's folder; 4 since a head adds to logits, 3 since the features name no family. Earlier ones are read as
-well: those of `first_observation`, and 3, whose head adds nothing."""
+FORMAT = 5
+"""Of a planner's folder; 5 since a head reads numbers of actions and adds to logits, 3 since the features name no
+family. Earlier ones are read as well: those of `first_observation`, and 3. They have the value head alone."""
 
 READ = (first_observation.FORMAT, 3, FORMAT)
 """Formats that can be read."""
 
-WORTH = "worth.weight"
-"""Name of the head's weights in value.safetensors."""
+HEADS = ("value", "worth")
+"""Parts of an `ActionScorer` whose weights are in heads.safetensors."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def new_mini(
     """An untrained mini model for `tokenizer`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        scorer = ActionScorer(make_mini(len(tokenizer), size, seed), len(FEATURES), scale)
+        scorer = _scorer(make_mini(len(tokenizer), size, seed), scale)
     return PlannerModel(scorer, Reader(tokenizer, length))
 
 
@@ -110,7 +111,12 @@ def from_hub(name: str, scale: Scale | None = None, dtype: str = "float32", leng
     except (OSError, ValueError, KeyError) as error:
         raise WeightsError(f"no causal language model at {name!r}: {_first_line(error)}") from error
     _check_size(tokenizer, lm, name)
-    return PlannerModel(ActionScorer(lm, len(FEATURES), scale), Reader(tokenizer, length, 48), name)
+    return PlannerModel(_scorer(lm, scale), Reader(tokenizer, length, 48), name)
+
+
+def _scorer(lm: Any, scale: Scale | None) -> ActionScorer:
+    """For the features that observations have today."""
+    return ActionScorer(lm, len(FEATURES), scale, len(ACTION_FEATURES))
 
 
 def add_lora(model: PlannerModel, rank: int = 16, alpha: int = 32, targets: str | list[str] = "all-linear") -> None:
@@ -144,8 +150,8 @@ def save(model: PlannerModel, folder: str | Path, card: Card, half: bool = False
     with _quiet():
         lm.save_pretrained(folder)
     reader.tokenizer.save_pretrained(folder)
-    heads = {**scorer.value.state_dict(), WORTH: scorer.worth.weight.detach()}
-    save_file({k: v.contiguous().cpu() for k, v in heads.items()}, folder / "value.safetensors")
+    heads = {k: v.contiguous().cpu() for k, v in scorer.state_dict().items() if k.partition(".")[0] in HEADS}
+    save_file(heads, folder / "heads.safetensors")
     about = {
         "format": FORMAT,
         "texts": TEXTS,
@@ -157,6 +163,7 @@ def save(model: PlannerModel, folder: str | Path, card: Card, half: bool = False
         "action_length": reader.action_length,
         "scale": scorer.scale.to_dict(),
         "features": scorer.features,
+        "action_features": scorer.action_features,
         "tokenizer": fingerprint(reader.tokenizer),
     }
     (folder / "planner.json").write_text(json.dumps(about, indent=1) + "\n")
@@ -219,17 +226,19 @@ def _about(folder: Path) -> dict[str, Any]:
             f"the planner in {folder} reads texts of version {texts}, this version of qimeng writes version {TEXTS}: "
             f"{again}"
         )
-    features = first_observation.COUNT if first else len(FEATURES)
-    if about.get("features") != features:
-        raise WeightsError(
-            f"the planner in {folder} reads {about.get('features')} features, this version of qimeng makes "
-            f"{features}: {again}"
-        )
+    made = {"features": first_observation.COUNT if first else len(FEATURES)}
+    if about["format"] == FORMAT:
+        made["action_features"] = len(ACTION_FEATURES)
+    for name, count in made.items():
+        if about.get(name) != count:
+            raise WeightsError(
+                f"the planner in {folder} reads {about.get(name)} {name.replace('_', ' ')}, this version of qimeng "
+                f"makes {count}: {again}"
+            )
     return about
 
 
 def _load(folder: Path, about: dict[str, Any], base: Any, trainable: bool) -> PlannerModel:
-    from safetensors.torch import load_file
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -247,16 +256,27 @@ def _load(folder: Path, about: dict[str, Any], base: Any, trainable: bool) -> Pl
     else:
         lm = _language_model(folder)
     _check_size(tokenizer, lm, folder)
-    scorer = ActionScorer(lm, len(FEATURES), Scale(**about["scale"]))
-    value = load_file(folder / "value.safetensors")
-    if about["format"] == first_observation.FORMAT:
-        value["0.weight"] = first_observation.translated(value["0.weight"])
-    if about["format"] == FORMAT:
-        scorer.worth.load_state_dict({"weight": value.pop(WORTH)})
-    scorer.value.load_state_dict(value)
+    scorer = _scorer(lm, Scale(**about["scale"]))
+    _load_heads(scorer, folder, about["format"])
     reader = Reader(tokenizer, about["length"], about["action_length"])
     learnt = Learnt.from_json(about["learnt"]) if about.get("learnt") else None
     return PlannerModel(scorer.eval(), reader, name, tuple(about.get("devices", ())), learnt)
+
+
+def _load_heads(scorer: ActionScorer, folder: Path, written: int) -> None:
+    """The heads of a folder of format `written`; before 5, the one that adds to logits stays at 0."""
+    from safetensors.torch import load_file
+
+    if written == FORMAT:
+        heads = load_file(folder / "heads.safetensors")
+        for name in HEADS:
+            own = {k.removeprefix(f"{name}."): v for k, v in heads.items() if k.startswith(f"{name}.")}
+            getattr(scorer, name).load_state_dict(own)
+        return
+    value = load_file(folder / "value.safetensors")
+    if written == first_observation.FORMAT:
+        value["0.weight"] = first_observation.translated(value["0.weight"])
+    scorer.value.load_state_dict(value)
 
 
 def _language_model(source: Any) -> Any:
@@ -321,8 +341,8 @@ def _card_text(model: PlannerModel, card: Card) -> str:
 
 __all__ = [
     "FORMAT",
+    "HEADS",
     "READ",
-    "WORTH",
     "Card",
     "PlannerModel",
     "add_lora",

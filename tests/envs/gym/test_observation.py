@@ -211,6 +211,20 @@ def test_what_an_action_may_save_at_most(graph: OpGraph) -> None:
     assert text[Action("stop")] == "stop"
 
 
+def test_what_is_done_to_a_region_is_done_to_its_equals() -> None:
+    class Equal(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.exp().exp().exp() + x.sum()
+
+    seen = started(capture(Equal, lambda: (torch.empty(512, 512),))).observe()
+    times = region_times(seen.program, seen.evaluation, seen.device)
+    equal = [r for r in seen.program.regions if r.label() == "exp"]
+    assert len(equal) == 3 and len({r.signature for r in equal}) == 1
+    spared = sum(times[r.id] - min(bound_ms(r, seen.device, seen.mode), times[r.id]) for r in equal)
+    (gain,) = ceilings([Action("lowering", (equal[1].id,))], seen.program, seen.evaluation, seen.device, seen.mode)
+    assert gain == pytest.approx(sum(times.values()) / (sum(times.values()) - spared)) and spared > 0
+
+
 def test_a_cut_leaves_some_of_every_intent() -> None:
     many = [Action("fusion", (f"a{n}", f"b{n}")) for n in range(MAX_ACTIONS)]
     more = [Action("fusion", (f"a{n}", f"b{n}"), "recompute") for n in range(200)]

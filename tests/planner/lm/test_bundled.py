@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -124,6 +126,26 @@ def test_what_a_writer_cannot_write_is_refused(captured: list[Captured], tmp_pat
         WriterProfile.read(path, "nobody")
     with pytest.raises(QimengError, match="holds no rows"):
         WriterProfile.read(tmp_path / "missing.jsonl")
+
+
+def test_writers_differ_by_their_spread(captured: list[Captured]) -> None:
+    parts = parts_of(captured)
+    region, made = next(
+        (r, o.implementation)
+        for _, start in captured
+        for r in start.called
+        for o in parts.moves.get((r.signature, start.implementation(r).digest), {}).values()
+        if o.implementation.generated
+    )
+    plain = WriterProfile({}, 0.7)
+    assert plain.chance(region, made, "tiling") == 0.7
+    found = [replace(plain, seed=f"{n}", spread=2.0).chance(region, made, "tiling") for n in range(300)]
+    odds = [math.log(p / (1 - p)) for p in found]
+    assert statistics.mean(odds) == pytest.approx(math.log(0.7 / 0.3), abs=0.4)
+    assert statistics.stdev(odds) == pytest.approx(2, rel=0.2)
+    assert found[0] == replace(plain, seed="0", spread=2.0).chance(region, made, "tiling")
+    never = WriterProfile({}, 0.0, spread=2.0)
+    assert never.chance(region, made, "tiling") == 0.0
 
 
 def test_who_knows_chances_alone_meets_wrong_kernels(trees: list[Tree], tmp_path: Path) -> None:

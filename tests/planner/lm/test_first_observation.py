@@ -18,7 +18,7 @@ from qimeng.planner.lm.corpus import random_walk
 from qimeng.planner.lm.first_observation import COUNT, FAMILIES, KEPT, REGION, SINGLE, translated
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.reading import Reader
-from qimeng.planner.lm.weights import WORTH, Card, load, new_mini, save
+from qimeng.planner.lm.weights import Card, load, new_mini, save
 
 
 def first(features: np.ndarray) -> np.ndarray:
@@ -70,12 +70,13 @@ def test_another_family_is_worth_about_what_other_was() -> None:
 
 def test_a_folder_of_that_time_is_read(reader: Reader, tiny: MiniSize, tmp_path: Path) -> None:
     save(new_mini(reader.tokenizer, tiny), tmp_path, Card("none", "none", "none"))
-    hidden, path, about = tiny.hidden, tmp_path / "value.safetensors", tmp_path / "planner.json"
-    value, told = load_file(path), json.loads(about.read_text())
+    hidden, path, about = tiny.hidden, tmp_path / "heads.safetensors", tmp_path / "planner.json"
+    heads, told = load_file(path), json.loads(about.read_text())
+    path.unlink()
+    value = {k.removeprefix("value."): v for k, v in heads.items() if k.startswith("value.")}
     value["0.weight"] = torch.randn(64, hidden + COUNT)
-    del value[WORTH]
-    save_file(value, path)
-    del told["texts"]
+    save_file(value, tmp_path / "value.safetensors")
+    del told["texts"], told["action_features"]
     about.write_text(json.dumps(told | {"format": 2, "features": COUNT}))
     head = load(tmp_path).scorer.value
     torch.testing.assert_close(head.state_dict()["0.weight"], translated(value["0.weight"]))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qimeng.planner.lm.reading import PAD
-from qimeng.planner.lm.scoring import TOGETHER, ActionScorer, Scale, pack
+from qimeng.planner.lm.scoring import TOGETHER, ActionScorer, Scale
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": dict(
@@ -35,12 +35,14 @@ STATES = [[3, 4, 5, 6, 7], [9, 8]]
 ACTIONS = [[[1], [2, 3, 4], [2, 3, 5, 6]], [[7, 7], [11]]]
 
 
-def scorer(name: str = "llama", scale: Scale | None = None, features: int = 0) -> ActionScorer:
+def scorer(
+    name: str = "llama", scale: Scale | None = None, features: int = 0, action_features: int = 0
+) -> ActionScorer:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(name, **CONFIGS[name])
-    return ActionScorer(AutoModelForCausalLM.from_config(config), features, scale).eval()
+    return ActionScorer(AutoModelForCausalLM.from_config(config), features, scale, action_features).eval()
 
 
 def ids(states: list[list[int]], actions: list[list[list[int]]], extra: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,7 +79,7 @@ def test_all_at_once_is_one_by_one(name: str, extra: int) -> None:
 def test_rows_that_are_computed_in_groups_keep_their_places_and_gradients() -> None:
     model = scorer()
     torch.nn.init.normal_(model.value[2].weight)
-    torch.nn.init.normal_(model.worth.weight)
+    torch.nn.init.normal_(model.worth[2].weight)
     states = [[1 + i % 9] * (1 + 5 * i % 11) for i in range(2 * TOGETHER + 1)]
     actions = [[[2, 3]] * (1 + i % 3) for i in range(len(states))]
     logits, values = model(*ids(states, actions))
@@ -120,17 +122,18 @@ def test_the_logit_is_the_joint_or_the_mean_over_the_temperature(temperature: fl
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_head_adds_what_it_makes_of_an_action_s_end(name: str) -> None:
-    model = scorer(name)
+def test_a_head_adds_what_it_makes_of_an_action_s_end_and_numbers(name: str) -> None:
+    model = scorer(name, action_features=2)
     states, actions = ids(STATES, ACTIONS, 2)
+    numbers = torch.randn(*actions.shape[:2], 2)
     with torch.no_grad():
-        before, _ = model(states, actions)
-        torch.nn.init.normal_(model.worth.weight)
-        after, _ = model(states, actions)
+        before, _ = model(states, actions, None, numbers)
+        torch.nn.init.normal_(model.worth[2].weight)
+        after, _ = model(states, actions, None, numbers)
         for b, (state, row) in enumerate(zip(STATES, ACTIONS, strict=True)):
             for a, action in enumerate(row):
                 seen = model.lm(torch.tensor([state + action]), output_hidden_states=True).hidden_states[-1][0, -1]
-                added = float(model.worth(seen))
+                added = float(model.worth(torch.cat((seen, numbers[b, a]))))
                 assert float(after[b, a] - before[b, a]) == pytest.approx(added, abs=1e-4) != 0.0
 
 
@@ -158,15 +161,6 @@ def test_a_gradient_step_makes_the_wanted_action_likelier() -> None:
     assert losses[-1] < losses[0] / 4
     with torch.no_grad():
         assert model(states, actions)[0].argmax(1).tolist() == wanted.tolist()
-
-
-def test_a_row_holds_no_more_than_it_needs() -> None:
-    row = pack(*ids(STATES, ACTIONS, extra=5))
-    assert row.ids.shape == (2, 5 + 8)
-    assert row.valid.sum(1).tolist() == [8, 3]
-    seen = row.allowed[0, 5 + 7]  # the last token of the last action: the state, and its own action
-    assert seen.nonzero().flatten().tolist() == [0, 1, 2, 3, 4, 9, 10, 11, 12]
-    assert row.positions[0].tolist() == [0, 1, 2, 3, 4, 5, 5, 6, 7, 5, 6, 7, 8]
 
 
 def test_a_scale_that_makes_no_sense_is_refused() -> None:

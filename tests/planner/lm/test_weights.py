@@ -55,7 +55,7 @@ def test_a_whole_model_comes_back_as_it_was(folder: Path, reader: Reader, tiny: 
     back = load(folder)
     assert looks(back, task) == looks(model(reader, tiny), task)
     assert (back.reader.length, back.scorer.scale, back.adapted) == (192, Scale("none", 2.0), False)
-    assert {p.name for p in folder.glob("*.safetensors")} == {"model.safetensors", "value.safetensors"}
+    assert {p.name for p in folder.glob("*.safetensors")} == {"model.safetensors", "heads.safetensors"}
 
 
 def test_half_precision_is_half_as_large_and_nearly_the_same(
@@ -116,8 +116,8 @@ def remove_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-def remove_value(folder: Path) -> None:
-    (folder / "value.safetensors").unlink()
+def remove_heads(folder: Path) -> None:
+    (folder / "heads.safetensors").unlink()
 
 
 def other_tokenizer(folder: Path) -> None:
@@ -142,13 +142,14 @@ def other_size(folder: Path) -> None:
     [
         (damage_weights, "cannot be loaded"),
         (remove_weights, "cannot be loaded"),
-        (remove_value, "cannot be loaded"),
+        (remove_heads, "cannot be loaded"),
         (other_tokenizer, "is not the one that its model was trained with"),
         (other_size, "do not fit their config.json, beginning with model.layers.2"),
-        (about(format=7), "has format 7; this version of qimeng reads format 4"),
+        (about(format=7), "has format 7; this version of qimeng reads format 5"),
         (about(texts=1), "reads texts of version 1, this version of qimeng writes version 2: train it again"),
         (about(texts=None), "reads texts of version None"),
         (about(features=3), "reads 3 features"),
+        (about(action_features=3), "reads 3 action features"),
         (about(adapter=True), "names no base model"),
         (lambda folder: (folder / "planner.json").write_text("{"), "planner.json is damaged"),
         (lambda folder: (folder / "planner.json").write_text("[]"), "planner.json is damaged: it holds no table"),

@@ -1,0 +1,104 @@
+"""What is known of each action besides its text, as numbers: what it may save, and how steps like it went before.
+
+Deals in shares of time and in the steps so far. Knows nothing about models. No family or operator is named here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from qimeng.envs.gym.observation import Feature
+from qimeng.envs.steps.time_shares import ceilings, region_times
+from qimeng.family import word_of
+from qimeng.graph.region import Region
+from qimeng.interfaces import Action, Observation
+
+LEAST = 2.0**-16
+"""A share of the time below which nothing is told apart."""
+
+MOST = 16
+"""Steps alike beyond which none is told apart."""
+
+ACTION_FEATURES = (
+    Feature("saved", -2, 2, "2 + log2 of the share of the program's time that it may save at most, over 4"),
+    Feature("touched", -2, 2, "2 + log2 of the share of the program's time that its regions take, over 4"),
+    Feature("operators", 0, 4, "log2 of 1 + operators of its regions, over 4"),
+    Feature("tried", 0, math.log2(1 + MOST) / 2, "log2 of 1 + judged steps alike so far, over 2"),
+    Feature("went well", -1, 1, "of those and one that is half well, -1 where none was accepted, 1 where all were"),
+)
+"""Of each action; regions that equal its own count with it. A step of the same kind, on regions of the same word, is
+alike by ``(n / m) ** 2``, with n - 1 and m - 1 operators in its regions and in the action's, the fewer first."""
+
+
+@dataclass(frozen=True)
+class _Aim:
+    """What an action is about."""
+
+    kind: str
+    word: str
+    operators: int
+
+    @classmethod
+    def of(cls, action: Action, here: Mapping[str, Region]) -> _Aim:
+        regions = [here[r] for r in action.regions if r in here]
+        return cls(action.kind, word_of(regions[0]) if regions else "", sum(len(r.ops) for r in regions))
+
+    def alike(self, other: _Aim) -> float:
+        if (self.kind, self.word) != (other.kind, other.word):
+            return 0.0
+        fewer, more = sorted((1 + self.operators, 1 + other.operators))
+        return (fewer / more) ** 2
+
+
+def action_features(observation: Observation) -> np.ndarray:
+    """Each of `observation.actions` as `ACTION_FEATURES`, float32, actions x features, each clipped to its range.
+
+    The text of an action has the bound as a percentage of one digit, and that of the state has the last steps alone.
+    Among many regions, most actions are alike in those.
+    """
+    o = observation
+    times = region_times(o.program, o.evaluation, o.device)
+    total, equal = sum(times.values()), defaultdict[str, float](float)
+    here = {region.id: region for region in o.program.regions}
+    for region in here.values():
+        equal[region.signature] += times[region.id]
+    bounds = ceilings(o.actions, o.program, o.evaluation, o.device, o.mode)
+    judged = [(_Aim.of(s.action, here), s.accepted) for s in o.history if s.evaluation is not None]
+    known: dict[_Aim, tuple[float, float]] = {}
+    rows = []
+    for action, gain in zip(o.actions, bounds, strict=True):
+        aim = _Aim.of(action, here)
+        if aim not in known:
+            weights = [(aim.alike(before), well) for before, well in judged]
+            known[aim] = sum(w for w, _ in weights), sum(w for w, well in weights if well)
+        tried, well = known[aim]
+        touched = sum(equal[s] for s in {here[r].signature for r in action.regions})
+        rows.append(
+            (
+                _share(1 - 1 / gain if action.regions else 0.0),
+                _share(touched / total if total else 0.0),
+                math.log2(1 + aim.operators) / 4,
+                math.log2(1 + tried) / 2,
+                2 * (well + 0.5) / (tried + 1) - 1,
+            )
+        )
+    low, high = action_feature_bounds()
+    return np.clip(np.asarray(rows, dtype=np.float32).reshape(-1, len(ACTION_FEATURES)), low, high)
+
+
+def action_feature_bounds() -> tuple[np.ndarray, np.ndarray]:
+    """Lowest and highest value of each of an action's features, float32."""
+    low = np.asarray([f.low for f in ACTION_FEATURES], dtype=np.float32)
+    return low, np.asarray([f.high for f in ACTION_FEATURES], dtype=np.float32)
+
+
+def _share(share: float) -> float:
+    return 2 + math.log2(max(share, LEAST)) / 4
+
+
+__all__ = ["ACTION_FEATURES", "action_feature_bounds", "action_features"]

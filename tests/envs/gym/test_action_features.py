@@ -1,0 +1,85 @@
+"""The numbers of actions: shares of the time, and how steps alike went before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from qimeng.envs.gym.action_features import ACTION_FEATURES, action_feature_bounds, action_features
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.time_shares import ceilings, region_times
+from qimeng.graph.capture import capture
+from qimeng.interfaces import Action, Observation, Step
+from qimeng.testing import fake_task
+
+
+class Mixed(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.exp().exp() @ x).sum(1).tanh()
+
+
+@pytest.fixture
+def seen() -> Observation:
+    graph = capture(Mixed, lambda: (torch.empty(512, 512),))
+    session = Session(fake_task(graph))
+    session.begin()
+    return session.observe()
+
+
+def named(observation: Observation) -> dict[Action, dict[str, float]]:
+    rows = action_features(observation)
+    return {
+        action: {f.name: float(v) for f, v in zip(ACTION_FEATURES, row, strict=True)}
+        for action, row in zip(observation.actions, rows, strict=True)
+    }
+
+
+def region_of(observation: Observation, label: str) -> str:
+    return next(r.id for r in observation.program.regions if r.label() == label)
+
+
+def test_shares_of_the_time_are_those_of_all_equal_regions(seen: Observation) -> None:
+    times = region_times(seen.program, seen.evaluation, seen.device)
+    bounds = ceilings(seen.actions, seen.program, seen.evaluation, seen.device, seen.mode)
+    for (action, numbers), bound in zip(named(seen).items(), bounds, strict=True):
+        equal = {seen.program.region(r).signature for r in action.regions}
+        share = sum(times[r.id] for r in seen.program.regions if r.signature in equal) / sum(times.values())
+        found = [2.0 ** (4 * (numbers[name] - 2)) for name in ("saved", "touched")]
+        assert found == pytest.approx([1 - 1 / bound if action.regions else 0.0, share], abs=2**-15)
+
+
+def test_steps_alike_are_counted_by_kind_word_and_operators(seen: Observation) -> None:
+    exp, tanh = (Action("lowering", (region_of(seen, label),)) for label in ("exp", "tanh"))
+    before = named(seen)
+    assert before[exp]["tried"] == before[exp]["went well"] == 0
+    right = Step(exp, seen.evaluation, True)
+    gone = Step(Action("lowering", ("r00000000",)), seen.evaluation, False)
+    unjudged = Step(tanh, None, True)
+    after = named(replace(seen, history=(right, right, gone, unjudged)))
+    assert after[exp]["tried"] == after[tanh]["tried"] == pytest.approx(np.log2(3) / 2)
+    assert after[exp]["went well"] == pytest.approx(2 * 2.5 / 3 - 1)
+    wrong = named(replace(seen, history=(replace(right, accepted=False),)))
+    assert wrong[tanh]["went well"] == -0.5
+    others = [a for a in seen.actions if a.kind != "lowering" or seen.program.region(a.regions[0]).label() == "sum"]
+    assert others and all(after[a]["tried"] == 0 for a in others)
+
+
+def test_a_longer_region_is_less_alike(seen: Observation) -> None:
+    fusion = next(a for a in seen.actions if a.kind == "fusion" and not a.param)
+    operators = sum(len(seen.program.region(r).ops) for r in fusion.regions)
+    three = Step(replace(fusion, regions=(*fusion.regions, fusion.regions[0])), seen.evaluation, True)
+    found = named(replace(seen, history=(three,)))[fusion]
+    more = operators + len(seen.program.region(fusion.regions[0]).ops)
+    assert found["operators"] == pytest.approx(np.log2(1 + operators) / 4)
+    assert found["tried"] == pytest.approx(np.log2(1 + ((1 + operators) / (1 + more)) ** 2) / 2)
+
+
+def test_numbers_stay_in_their_range(seen: Observation) -> None:
+    exp = Action("lowering", (region_of(seen, "exp"),))
+    rows = action_features(replace(seen, history=(Step(exp, seen.evaluation, True),) * 200))
+    low, high = action_feature_bounds()
+    assert rows.shape == (len(seen.actions), len(low)) and rows.dtype == np.float32
+    assert (low <= rows).all() and (rows <= high).all()
