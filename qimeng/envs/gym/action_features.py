@@ -30,6 +30,10 @@ ACTION_FEATURES = (
     Feature("operators", 0, 4, "log2 of 1 + operators of its regions, over 4"),
     Feature("tried", 0, math.log2(1 + MOST) / 2, "log2 of 1 + judged steps alike so far, over 2"),
     Feature("went well", -1, 1, "of those and one that is half well, -1 where none was accepted, 1 where all were"),
+    Feature("expected", -2, 2, "as saved, of the share that it may save times the share of steps alike that went well"),
+    Feature(
+        "brought", -1, 1, "8 log2 of the program's time before the last accepted step on its regions over that after"
+    ),
 )
 """Of each action; regions that equal its own count with it. A step of the same kind, on regions of the same word, is
 alike by ``(n / m) ** 2``, with n - 1 and m - 1 operators in its regions and in the action's, the fewer first."""
@@ -70,25 +74,39 @@ def action_features(observation: Observation) -> np.ndarray:
     bounds = ceilings(o.actions, o.program, o.evaluation, o.device, o.mode)
     judged = [(_Aim.of(s.action, here), s.accepted) for s in o.history if s.evaluation is not None]
     known: dict[_Aim, tuple[float, float]] = {}
-    rows = []
+    brought, rows = _brought(o), []
     for action, gain in zip(o.actions, bounds, strict=True):
         aim = _Aim.of(action, here)
         if aim not in known:
             weights = [(aim.alike(before), well) for before, well in judged]
             known[aim] = sum(w for w, _ in weights), sum(w for w, well in weights if well)
         tried, well = known[aim]
+        saved, chance = 1 - 1 / gain if action.regions else 0.0, (well + 0.5) / (tried + 1)
         touched = sum(equal[s] for s in {here[r].signature for r in action.regions})
         rows.append(
             (
-                _share(1 - 1 / gain if action.regions else 0.0),
+                _share(saved),
                 _share(touched / total if total else 0.0),
                 math.log2(1 + aim.operators) / 4,
                 math.log2(1 + tried) / 2,
-                2 * (well + 0.5) / (tried + 1) - 1,
+                2 * chance - 1,
+                _share(saved * chance),
+                8 * sum(brought.get(r, 0.0) for r in action.regions),
             )
         )
     low, high = action_feature_bounds()
     return np.clip(np.asarray(rows, dtype=np.float32).reshape(-1, len(ACTION_FEATURES)), low, high)
+
+
+def _brought(o: Observation) -> dict[str, float]:
+    """By region, log2 of the program's time before the last accepted step on it over the time after."""
+    found, before = dict[str, float](), o.eager_ms
+    for step in o.history:
+        after = step.evaluation.ms if step.accepted and step.evaluation is not None else None
+        if after:
+            found |= dict.fromkeys(step.action.regions, math.log2(before / after) if before else 0.0)
+            before = after
+    return found
 
 
 def action_feature_bounds() -> tuple[np.ndarray, np.ndarray]:

@@ -51,6 +51,8 @@ class TrainConfig:
         mini: size of a new small model.
         lora: rank of the LoRA adapter that is trained instead of the whole model; 0 for the whole model.
         length: maximum number of tokens of a state for a new model.
+        temperature: of a new model's policy (`Scale`). The larger it is, the less the texts of actions decide by
+            themselves, and the more what the head makes of them and of their numbers.
         processor: where the model runs, as PyTorch calls it: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; the GPU if there is
             one, by default.
         reward: ``"anytime"``, ``"log-speedup"``, ``"milestones"`` or ``"paper"`` (`qimeng.envs.gym.reward`).
@@ -81,6 +83,7 @@ class TrainConfig:
     mini: MiniSize = field(default_factory=MiniSize)
     lora: int = 0
     length: int = field(default=512, metadata=POSITIVE)
+    temperature: float = 0.5
     processor: str = ""
     reward: str = "log-speedup"
     coverage: float = 0.0
@@ -109,6 +112,8 @@ class TrainConfig:
         for name, setting, value in settings_of(self):
             if isinstance(value, int | float) and not isinstance(value, bool) and value not in range_of(setting):
                 raise TrainingError(f"{name} is a number {range_of(setting)}, not {value}")
+        if not self.temperature:
+            raise TrainingError("temperature must be above 0")
         if self.ppo.processes and self.answers != "stored":
             raise TrainingError("ppo.processes is for stored answers: set answers = 'stored', or ppo.processes = false")
         if self.dtype != "float32" and not self.lora:

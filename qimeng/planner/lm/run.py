@@ -41,6 +41,7 @@ from qimeng.planner.lm.mini import train_tokenizer
 from qimeng.planner.lm.networks import learnt_of
 from qimeng.planner.lm.planner import LanguageModelPlanner
 from qimeng.planner.lm.replay import Chance, mean_shares
+from qimeng.planner.lm.scoring import Scale
 from qimeng.planner.lm.settings import differences, to_toml
 from qimeng.planner.lm.sources import ANSWERED, IMITATED, Sources
 from qimeng.planner.lm.stored import Offer
@@ -332,16 +333,17 @@ def start_model(config: TrainConfig, sources: Sources) -> PlannerModel:
     Raises:
         WeightsError: it cannot be loaded.
     """
+    scale = Scale(temperature=config.temperature)
     if config.start == "mini":
         some = sources.examples[:: max(1, len(sources.examples) // READ)]
         texts = [part for e in some for part in (e.text.state, *e.text.actions)]
         texts = texts or list(corpus(sources.tasks[:8], 1, 4))
-        model = new_mini(train_tokenizer(texts), config.mini, seed=config.seed, length=config.length)
+        model = new_mini(train_tokenizer(texts), config.mini, scale, config.seed, config.length)
     elif is_planner(config.start):
         model = load(config.start, trainable=True)
         model.base = model.base or (str(Path(config.start).resolve()) if config.lora else "")
     else:
-        model = from_hub(config.start, dtype=config.dtype, length=config.length)
+        model = from_hub(config.start, scale, config.dtype, config.length)
     if config.lora and not model.adapted:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)

@@ -67,6 +67,29 @@ def test_steps_alike_are_counted_by_kind_word_and_operators(seen: Observation) -
     assert others and all(after[a]["tried"] == 0 for a in others)
 
 
+def test_what_is_expected_counts_what_went_well(seen: Observation) -> None:
+    tanh = Action("lowering", (region_of(seen, "tanh"),))
+    exp = Step(Action("lowering", (region_of(seen, "exp"),)), seen.evaluation, False)
+    before, after = named(seen)[tanh], named(replace(seen, history=(exp, exp)))[tanh]
+    assert before["expected"] == pytest.approx(before["saved"] - 1 / 4)
+    assert after["expected"] == pytest.approx(before["saved"] + np.log2(0.5 / 3) / 4)
+
+
+def test_what_the_last_step_on_a_region_brought(seen: Observation) -> None:
+    exp, tanh = (Action("lowering", (region_of(seen, label),)) for label in ("exp", "tanh"))
+
+    def took(action: Action, ms: float, accepted: bool = True) -> Step:
+        assert seen.evaluation is not None and seen.evaluation.timing is not None
+        return Step(action, replace(seen.evaluation, timing=replace(seen.evaluation.timing, device_ms=ms)), accepted)
+
+    ms = seen.eager_ms
+    assert ms
+    found = named(replace(seen, history=(took(exp, ms / 2**0.05), took(tanh, ms / 2**0.02), took(exp, ms / 8, False))))
+    assert found[exp]["brought"] == pytest.approx(8 * 0.05, rel=1e-3)
+    assert found[tanh]["brought"] == pytest.approx(-8 * 0.03, rel=1e-3)
+    assert all(f["brought"] == 0 for a, f in found.items() if not {*a.regions} & {*exp.regions, *tanh.regions})
+
+
 def test_a_longer_region_is_less_alike(seen: Observation) -> None:
     fusion = next(a for a in seen.actions if a.kind == "fusion" and not a.param)
     operators = sum(len(seen.program.region(r).ops) for r in fusion.regions)

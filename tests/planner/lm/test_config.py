@@ -73,6 +73,7 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
         ([TREES, "imitation.rate=nan"], "imitation.rate is a number from 0 on, not nan"),
         ([TREES, "ppo.target_kl=inf"], "ppo.target_kl is a number from 0 on, not inf"),
         ([TREES, "length=0"], "length is a number from 1 on, not 0"),
+        ([TREES, "temperature=0"], "temperature must be above 0"),
         ([TREES, "ppo.environments=0"], "ppo.environments is a number from 1 on, not 0"),
         ([TREES, "ppo.gae=1.5"], "ppo.gae is a number from 0 to 1, not 1.5"),
         ([TREES, "ppo.environments=1", "ppo.rollout=1"], "an update needs at least two steps"),
