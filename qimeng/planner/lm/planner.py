@@ -19,6 +19,7 @@ from qimeng.device import row_name
 from qimeng.envs.steps.state import STOP
 from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.errors import WeightsError
+from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation, Step
 from qimeng.planner.search import PATIENCE, ValuingPlanner
 
@@ -43,8 +44,9 @@ class LanguageModelPlanner(ValuingPlanner):
 
     `stop` has a score of minus infinity while another action is legal. The best program is kept anyway, so going on
     loses nothing. A policy only learns where its stored trees ended, not that nothing more can be gained. The planner
-    stops once `PATIENCE` judged steps in a row found nothing better. What its trees did not have, kinds of action and
-    programs of many regions, is left to the planner by rule (`qimeng.planner.lm.learnt`).
+    stops once `PATIENCE` judged steps in a row found nothing better, or as many more as there are regions that no step
+    was about. What its trees did not have, kinds of action and programs of many regions, is left to the planner by rule
+    (`qimeng.planner.lm.learnt`).
 
     Args:
         weights: a folder that `qimeng.planner.lm.weights.save` wrote, or a model; by default the weights that come
@@ -92,9 +94,10 @@ class LanguageModelPlanner(ValuingPlanner):
     def choose(self, observation: Observation) -> Action:
         """The most probable action.
 
-        `stop` where the last `PATIENCE` judged steps brought nothing better, or nothing is left that it has learnt.
+        `stop` where its patience is over, or nothing is left that it has learnt.
         """
-        if fruitless(observation.history) >= PATIENCE:
+        since = fruitless(observation.history)
+        if since >= PATIENCE and since >= PATIENCE + len(untouched(observation)):
             return STOP
         learnt = self.model.learnt if self._own else None
         if learnt is not None and (choice := learnt.ruled(observation)) is not None:
@@ -176,6 +179,12 @@ def fruitless(history: Sequence[Step]) -> int:
     return since
 
 
+def untouched(observation: Observation) -> list[Region]:
+    """The regions of the program that no step so far was about."""
+    touched = {region for step in observation.history for region in step.action.regions}
+    return [region for region in observation.program.called if region.id not in touched]
+
+
 def _going_on(observation: Observation, scores: Sequence[float]) -> list[float]:
     """The log-probabilities without `stop`, or those of `stop` alone where nothing else is legal."""
     moves = [score for score, action in zip(scores, observation.actions, strict=True) if action != STOP]
@@ -186,4 +195,4 @@ def _going_on(observation: Observation, scores: Sequence[float]) -> list[float]:
     return [-math.inf if a == STOP else s - total for s, a in zip(scores, observation.actions, strict=True)]
 
 
-__all__ = ["SHIPPED", "LanguageModelPlanner", "fruitless"]
+__all__ = ["SHIPPED", "LanguageModelPlanner", "fruitless", "untouched"]

@@ -128,6 +128,18 @@ def test_what_a_writer_cannot_write_is_refused(captured: list[Captured], tmp_pat
         WriterProfile.read(tmp_path / "missing.jsonl")
 
 
+def test_a_kernel_that_lowering_wrote_is_no_change_of_another(captured: list[Captured]) -> None:
+    parts = parts_of([*captured, *reversed(captured)])
+    written = [
+        (region.signature, outcome.implementation.digest)
+        for _, start in captured
+        for region in start.called
+        for (kind, _), outcome in parts.moves.get((region.signature, start.implementation(region).digest), {}).items()
+        if kind == "lowering"
+    ]
+    assert written and all(parts.kinds[key] == "lowering" for key in written)
+
+
 def test_writers_differ_by_their_spread(captured: list[Captured]) -> None:
     parts = parts_of(captured)
     region, made = next(

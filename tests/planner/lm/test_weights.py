@@ -16,11 +16,11 @@ from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.state import STOP, Budget
 from qimeng.envs.steps.task import Task
 from qimeng.errors import WeightsError
-from qimeng.interfaces import Evaluation, Gate, Step, Timing
+from qimeng.interfaces import Action, Evaluation, Gate, Step, Timing
 from qimeng.planner import make_planner, make_search
 from qimeng.planner.lm.corpus import random_walk
 from qimeng.planner.lm.mini import MiniSize, train_tokenizer
-from qimeng.planner.lm.planner import LanguageModelPlanner
+from qimeng.planner.lm.planner import LanguageModelPlanner, untouched
 from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.scoring import Scale
 from qimeng.planner.lm.weights import Card, PlannerModel, add_lora, from_hub, load, new_mini, save
@@ -180,11 +180,17 @@ def test_it_goes_on_where_it_can_until_nothing_better_is_found(folder: Path, tas
     planner, seen = LanguageModelPlanner(folder), next(random_walk(task, 1))
     assert dict(zip(seen.actions, planner.scores(seen), strict=True))[STOP] == -inf
     assert planner.scores(replace(seen, actions=(STOP,))) == [pytest.approx(0, abs=1e-5)], "nothing else is legal"
-    worse = Step(seen.actions[-1], Evaluation(Gate.PASSED, timing=Timing(2.0)), True)
+    regions = tuple(r.id for r in seen.program.called)
+    worse = Step(Action("fusion", regions), Evaluation(Gate.PASSED, timing=Timing(2.0)), True)
     better = replace(worse, evaluation=Evaluation(Gate.PASSED, timing=Timing(1.0)))
     assert planner.choose(replace(seen, history=(better, *[worse] * (PATIENCE - 1)))) != STOP
     assert planner.choose(replace(seen, history=(better, *[worse] * PATIENCE))) == STOP
     assert planner.choose(replace(seen, history=(*[worse] * PATIENCE, better))) != STOP
+    first = replace(worse, action=Action("lowering", regions[:1]))
+    assert len(untouched(replace(seen, history=(first,)))) == len(regions) - 1 > 0
+    for steps, ends in ((PATIENCE + len(regions) - 2, False), (PATIENCE + len(regions) - 1, True)):
+        history = (replace(first, evaluation=better.evaluation), *[first] * steps)
+        assert (planner.choose(replace(seen, history=history)) == STOP) is ends, "while regions are left, it goes on"
 
 
 def test_missing_weights_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
