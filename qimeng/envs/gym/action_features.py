@@ -29,14 +29,15 @@ ACTION_FEATURES = (
     Feature("touched", -2, 2, "2 + log2 of the share of the program's time that its regions take, over 4"),
     Feature("operators", 0, 4, "log2 of 1 + operators of its regions, over 4"),
     Feature("tried", 0, math.log2(1 + MOST) / 2, "log2 of 1 + judged steps alike so far, over 2"),
-    Feature("went well", -1, 1, "of those and one that is half well, -1 where none was accepted, 1 where all were"),
-    Feature("expected", -2, 2, "as saved, of the share that it may save times the share of steps alike that went well"),
+    Feature("went well", -1, 1, "share s of those that were accepted, half of one step more added; 2 s - 1"),
+    Feature("expected", -2, 2, "2 + log2 of what it may save at most times s, over 4"),
     Feature(
-        "brought", -1, 1, "8 log2 of the program's time before the last accepted step on its regions over that after"
+        "brought", -1, 1, "8 log2 (t / u): the program took t before the last accepted step on its regions, u after"
     ),
 )
-"""Of each action; regions that equal its own count with it. A step of the same kind, on regions of the same word, is
-alike by ``(n / m) ** 2``, with n - 1 and m - 1 operators in its regions and in the action's, the fewer first."""
+"""Of each action; regions that equal its own count with it. A step is alike if it is of the same kind and its regions
+have the same word. It counts ``((1 + a) / (1 + b)) ** 2``, where a and b are the operators of its regions and of the
+action's, a the smaller number: 1 where they have as many."""
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ class LanguageModelPlanner(ValuingPlanner):
 
     `stop` has a score of minus infinity while another action is legal. The best program is kept anyway, so going on
     loses nothing. A policy only learns where its stored trees ended, not that nothing more can be gained. The planner
-    stops once `PATIENCE` judged steps in a row found nothing better, or as many more as there are regions that no step
-    was about. What its trees did not have, kinds of action and programs of many regions, is left to the planner by rule
-    (`qimeng.planner.lm.learnt`).
+    stops once `PATIENCE` judged steps in a row found nothing better, and one more for each region that no step was
+    about so far. What its trees did not have, kinds of action and programs of many regions, is left to the planner by
+    rule (`qimeng.planner.lm.learnt`).
 
     Args:
         weights: a folder that `qimeng.planner.lm.weights.save` wrote, or a model; by default the weights that come
@@ -96,8 +96,7 @@ class LanguageModelPlanner(ValuingPlanner):
 
         `stop` where its patience is over, or nothing is left that it has learnt.
         """
-        since = fruitless(observation.history)
-        if since >= PATIENCE and since >= PATIENCE + len(untouched(observation)):
+        if fruitless(observation.history) >= PATIENCE + len(untouched(observation)):
             return STOP
         learnt = self.model.learnt if self._own else None
         if learnt is not None and (choice := learnt.ruled(observation)) is not None:
