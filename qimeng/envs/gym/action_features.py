@@ -18,6 +18,13 @@ from qimeng.family import word_of
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation
 
+TO_PYTORCH = "library"
+"""Kind of the action that goes back to PyTorch, where it has no option."""
+
+ALIKE = 8
+"""Twice as many operators make a step alike by a few hundredths: what one can write of ten operators says little of
+four."""
+
 LEAST = 2.0**-16
 """A share of the time below which nothing is told apart."""
 
@@ -30,14 +37,19 @@ ACTION_FEATURES = (
     Feature("operators", 0, 4, "log2 of 1 + operators of its regions, over 4"),
     Feature("tried", 0, math.log2(1 + MOST) / 2, "log2 of 1 + judged steps alike so far, over 2"),
     Feature("went well", -1, 1, "share s of those that were accepted, half of one step more added; 2 s - 1"),
-    Feature("expected", -2, 2, "2 + log2 of what it may save at most times s, over 4"),
+    Feature(
+        "expected", -2, 2, "2 + log2 of what it may save at most times s, over 4; s is 1 for going back to PyTorch"
+    ),
     Feature(
         "brought", -1, 1, "8 log2 (t / u): the program took t before the last accepted step on its regions, u after"
     ),
 )
 """Of each action; regions that equal its own count with it. A step is alike if it is of the same kind and its regions
-have the same word. It counts ``((1 + a) / (1 + b)) ** 2``, where a and b are the operators of its regions and of the
-action's, a the smaller number: 1 where they have as many."""
+have the same word. It counts ``((1 + a) / (1 + b)) ** ALIKE``, where a and b are the operators of its regions and of
+the action's, a the smaller number: 1 where they have as many.
+
+What going back to PyTorch saves is known where this search put the kernels there: what they took from the program's
+time or added to it, and never less than nothing."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,7 @@ class _Aim:
         if (self.kind, self.word) != (other.kind, other.word):
             return 0.0
         fewer, more = sorted((1 + self.operators, 1 + other.operators))
-        return (fewer / more) ** 2
+        return (fewer / more) ** ALIKE
 
 
 def action_features(observation: Observation) -> np.ndarray:
@@ -75,7 +87,7 @@ def action_features(observation: Observation) -> np.ndarray:
     bounds = ceilings(o.actions, o.program, o.evaluation, o.device, o.mode)
     judged = [(_Aim.of(s.action, here), s.accepted) for s in o.history if s.evaluation is not None]
     known: dict[_Aim, tuple[float, float]] = {}
-    brought, rows = _brought(o), []
+    (brought, since), rows = _brought(o), []
     for action, gain in zip(o.actions, bounds, strict=True):
         aim = _Aim.of(action, here)
         if aim not in known:
@@ -83,6 +95,8 @@ def action_features(observation: Observation) -> np.ndarray:
             known[aim] = sum(w for w, _ in weights), sum(w for w, well in weights if well)
         tried, well = known[aim]
         saved, chance = 1 - 1 / gain if action.regions else 0.0, (well + 0.5) / (tried + 1)
+        if action.kind == TO_PYTORCH and not action.param and set(action.regions) <= since.keys():
+            saved, chance = max(0.0, 1 - 2 ** sum(since[r] for r in action.regions)), 1.0
         touched = sum(equal[s] for s in {here[r].signature for r in action.regions})
         rows.append(
             (
@@ -99,15 +113,25 @@ def action_features(observation: Observation) -> np.ndarray:
     return np.clip(np.asarray(rows, dtype=np.float32).reshape(-1, len(ACTION_FEATURES)), low, high)
 
 
-def _brought(o: Observation) -> dict[str, float]:
-    """By region, log2 of the program's time before the last accepted step on it over the time after."""
-    found, before = dict[str, float](), o.eager_ms
+def _brought(o: Observation) -> tuple[dict[str, float], dict[str, float]]:
+    """By region, log2 of the program's time before the last accepted step on it over the time after.
+
+    The second has the sum of these since the region was on PyTorch, where all of the steps were on this region alone.
+    """
+    last, since, before = dict[str, float](), dict[str, float](), o.eager_ms
     for step in o.history:
         after = step.evaluation.ms if step.accepted and step.evaluation is not None else None
-        if after:
-            found |= dict.fromkeys(step.action.regions, math.log2(before / after) if before else 0.0)
-            before = after
-    return found
+        if not after:
+            continue
+        gained, before = math.log2(before / after) if before else 0.0, after
+        regions, back = step.action.regions, step.action.kind == TO_PYTORCH and not step.action.param
+        last |= dict.fromkeys(regions, gained)
+        if len(regions) == 1 and not back and before is not None:
+            since[regions[0]] = since.get(regions[0], 0.0) + gained
+        else:
+            for region in regions or tuple(since):  # one without regions is about them all
+                since.pop(region, None)
+    return last, since
 
 
 def action_feature_bounds() -> tuple[np.ndarray, np.ndarray]:

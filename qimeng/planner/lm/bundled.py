@@ -27,7 +27,8 @@ class Bundles:
 
     Attributes:
         count: bundles to train on; 0 for none.
-        apart: bundles that decide which weights are kept.
+        apart: bundles that decide which weights are kept. Their trees are those that are trained on and a third of the
+            others, put together anew: of few trees, bundles would hold the same computations many times, and be easy.
         held_out: others for the report; 0 for none. Chance takes minutes on ten of them.
         least: computations of a bundle, at least.
         most: computations of a bundle, at most.
@@ -51,7 +52,7 @@ class Bundled:
 
     Attributes:
         training: of trees that are trained on.
-        validation: of other trees.
+        validation: of the same trees and others.
         held_out: of trees that neither of the two has.
     """
 
@@ -61,7 +62,9 @@ class Bundled:
 
 
 def bundled(kept: Sequence[Tree], held: Sequence[Tree], wanted: Bundles, coder: str, seed: int = 0) -> Bundled:
-    """Bundles of `kept`, of a third of `held`, and of the rest. Trees of the precision mode that most have are used.
+    """Bundles of `kept`, of these and a third of `held`, and of the rest.
+
+    Trees of the precision mode that most have are used.
 
     Args:
         kept: trees to train on.
@@ -83,7 +86,8 @@ def bundled(kept: Sequence[Tree], held: Sequence[Tree], wanted: Bundles, coder: 
     captured = [captured_networks(trees) for trees in stretches]
     every = [one for some in captured for one in some]
     parts, written = parts_of(every), make_coder(coder)
-    pools = [list(plannable(some, parts, written)) for some in captured]
+    trained, apart, others = (list(plannable(some, parts, written)) for some in captured)
+    pools = [trained, [*trained, *apart], others]
     writer = WriterProfile.read(Path(wanted.writer)) if wanted.writer else None
     counts = (wanted.count, wanted.apart, wanted.held_out)
     made = [

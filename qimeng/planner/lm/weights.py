@@ -34,8 +34,8 @@ from qimeng.planner.lm.mini import MiniSize, make_mini
 from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.scoring import ActionScorer, Scale
 
-FORMAT = 5
-"""Of a planner's folder; 5 since a head reads numbers of actions and adds to logits, 3 since the features name no
+FORMAT = 6
+"""Of a planner's folder; 6 since a head reads these numbers of actions and adds to logits, 3 since the features name no
 family. Earlier ones are read as well: those of `first_observation`, and 3. They have the value head alone."""
 
 READ = (first_observation.FORMAT, 3, FORMAT)

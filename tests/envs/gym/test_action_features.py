@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from qimeng.envs.gym.action_features import ACTION_FEATURES, action_feature_bounds, action_features
+from qimeng.envs.gym.action_features import ACTION_FEATURES, ALIKE, action_feature_bounds, action_features
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.time_shares import ceilings, region_times
 from qimeng.graph.capture import capture
@@ -90,6 +90,30 @@ def test_what_the_last_step_on_a_region_brought(seen: Observation) -> None:
     assert all(f["brought"] == 0 for a, f in found.items() if not {*a.regions} & {*exp.regions, *tanh.regions})
 
 
+def test_what_going_back_to_pytorch_saves_is_known(seen: Observation) -> None:
+    here = region_of(seen, "tanh")
+    write, back = Action("lowering", (here,)), Action("library", (here,))
+    seen = replace(seen, actions=(back,))
+
+    def after(*taken: tuple[Action, float]) -> dict[str, float]:
+        assert seen.evaluation is not None and seen.evaluation.timing is not None
+        steps = [
+            Step(a, replace(seen.evaluation, timing=replace(seen.evaluation.timing, device_ms=ms)), True)
+            for a, ms in taken
+        ]
+        return named(replace(seen, history=tuple(steps)))[back]
+
+    ms = seen.eager_ms
+    assert ms
+    slower = after((write, ms * 1.1), (Action("tiling", (here,), "wider"), ms * 1.05))
+    assert slower["saved"] == slower["expected"] == pytest.approx(2 + np.log2(1 - 1 / 1.05) / 4)
+    assert after((write, ms / 2))["saved"] == -2  # it would be slower again
+    bound = named(seen)[back]["saved"]
+    assert bound > -2
+    assert after((write, ms * 1.1), (back, ms))["saved"] == bound
+    assert after((write, ms * 1.1), (Action("launch", (), "cuda-graph"), ms))["saved"] == bound
+
+
 def test_a_longer_region_is_less_alike(seen: Observation) -> None:
     fusion = next(a for a in seen.actions if a.kind == "fusion" and not a.param)
     operators = sum(len(seen.program.region(r).ops) for r in fusion.regions)
@@ -97,7 +121,7 @@ def test_a_longer_region_is_less_alike(seen: Observation) -> None:
     found = named(replace(seen, history=(three,)))[fusion]
     more = operators + len(seen.program.region(fusion.regions[0]).ops)
     assert found["operators"] == pytest.approx(np.log2(1 + operators) / 4)
-    assert found["tried"] == pytest.approx(np.log2(1 + ((1 + operators) / (1 + more)) ** 2) / 2)
+    assert found["tried"] == pytest.approx(np.log2(1 + ((1 + operators) / (1 + more)) ** ALIKE) / 2)
 
 
 def test_numbers_stay_in_their_range(seen: Observation) -> None:

@@ -145,7 +145,7 @@ def other_size(folder: Path) -> None:
         (remove_heads, "cannot be loaded"),
         (other_tokenizer, "is not the one that its model was trained with"),
         (other_size, "do not fit their config.json, beginning with model.layers.2"),
-        (about(format=7), "has format 7; this version of qimeng reads format 5"),
+        (about(format=7), "has format 7; this version of qimeng reads format 6"),
         (about(texts=1), "reads texts of version 1, this version of qimeng writes version 2: train it again"),
         (about(texts=None), "reads texts of version None"),
         (about(features=3), "reads 3 features"),
