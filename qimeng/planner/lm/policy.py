@@ -19,6 +19,24 @@ from qimeng.planner.lm.scoring import ActionScorer
 Masks = np.ndarray | torch.Tensor | None
 
 
+class Rates(torch.optim.AdamW):
+    """AdamW whose groups of parameters have ``times``: how many times the rate theirs is.
+
+    stable-baselines3 sets the rate of all groups to one number before each update.
+    """
+
+    def step(self, closure: Any = None) -> Any:
+        """One step, each group at its own rate."""
+        rates = [group["lr"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["lr"] *= group["times"]
+        try:
+            return super().step(closure)
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+
 class LanguageModelPolicy(MaskableActorCriticPolicy):
     """Chooses among the actions whose tokens the observation holds; none that it lacks can be chosen, mask or not.
 
@@ -31,7 +49,8 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
         lr_schedule: learning rate by progress.
         scorer: the model; what of it requires a gradient is trained. It is used, not copied.
         anchor: a frozen model that the policy is to stay near; none by default.
-        optimizer_class: made with the parameters that are trained.
+        heads: how many times the learning rate that of the scorer's heads is.
+        optimizer_class: made with two groups of parameters, the heads' last; `Rates` by default.
         optimizer_kwargs: for the optimizer, learning rate left out.
 
     Raises:
@@ -45,7 +64,8 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
         lr_schedule: Schedule,
         scorer: ActionScorer,
         anchor: ActionScorer | None = None,
-        optimizer_class: type[torch.optim.Optimizer] = torch.optim.AdamW,
+        heads: float = 1.0,
+        optimizer_class: type[torch.optim.Optimizer] | None = None,
         optimizer_kwargs: dict[str, Any] | None = None,
     ):
         top = int(np.max(observation_space["state_ids"].high))  # type: ignore[attr-defined]
@@ -62,12 +82,17 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
             net_arch=[],
             ortho_init=False,
             normalize_images=False,
-            optimizer_class=optimizer_class,
+            optimizer_class=optimizer_class or Rates,
             optimizer_kwargs=kwargs,
         )
-        self.scorer, self.anchor = scorer.eval(), anchor
+        self.scorer, self.anchor, self.heads = scorer.eval(), anchor, heads
+        own = {id(p) for head in (scorer.value, scorer.worth) for p in head.parameters()}
         trained = [p for p in scorer.parameters() if p.requires_grad]
-        self.optimizer = optimizer_class(trained, lr=lr_schedule(1), **kwargs)  # type: ignore[call-arg]
+        groups = [
+            {"params": [p for p in trained if id(p) not in own], "times": 1.0},
+            {"params": [p for p in trained if id(p) in own], "times": heads},
+        ]
+        self.optimizer = self.optimizer_class([g for g in groups if g["params"]], lr=lr_schedule(1), **kwargs)  # type: ignore[call-arg]
 
     def _build(self, lr_schedule: Schedule) -> None:
         """No parts but the scorer."""
@@ -156,4 +181,4 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
         }
 
 
-__all__ = ["LanguageModelPolicy"]
+__all__ = ["LanguageModelPolicy", "Rates"]

@@ -50,6 +50,8 @@ class Ppo:
         batch: steps a step of the optimizer; none may be left alone where advantages are scaled.
         epochs: passes over a rollout.
         rate: learning rate at first; it falls to a tenth of it over `steps`.
+        heads: how many times `rate` the rate of the heads is, which read the numbers of actions and of the state. Where
+            `rate` is small, the language model then stays near what it imitated.
         gamma: discount.
         gae: lambda of the generalised advantage estimate.
         clip: of the probability ratio.
@@ -72,6 +74,7 @@ class Ppo:
     batch: int = field(default=64, metadata=POSITIVE)
     epochs: int = field(default=4, metadata=POSITIVE)
     rate: float = 3e-4
+    heads: float = field(default=1.0, metadata=POSITIVE)
     gamma: float = field(default=1.0, metadata=SHARE)
     gae: float = field(default=0.95, metadata=SHARE)
     clip: float = 0.2
@@ -206,7 +209,7 @@ def make_learner(
         vf_coef=s.value,
         target_kl=s.target_kl,
         tensorboard_log=tensorboard,
-        policy_kwargs={"scorer": model.scorer, "anchor": frozen(model.scorer) if s.anchor else None},
+        policy_kwargs={"scorer": model.scorer, "anchor": frozen(model.scorer) if s.anchor else None, "heads": s.heads},
         seed=s.seed,
         device=next(model.scorer.parameters()).device,
     )
