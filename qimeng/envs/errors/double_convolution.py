@@ -91,7 +91,7 @@ def _convolution(x: torch.Tensor, weight: torch.Tensor, w: _Window, groups: int)
     taps = list(product(*map(range, window)))
     for some, parts in _portions(samples, len(taps), channels * places):
         columns = torch.stack([_seen(x[some], taps[t], sizes, w) for t in parts], dim=2)
-        columns = columns.view(-1, groups, channels // groups * len(parts), places)
+        columns = columns.reshape(-1, groups, channels // groups * len(parts), places)  # of x in channels-last, too
         of_parts = filters[..., parts.start : parts.stop].flatten(2)
         if parts.start:
             found[some] += of_parts @ columns

@@ -71,6 +71,15 @@ def test_products_compute_what_pytorch_does(
         assert found.is_contiguous() and torch.allclose(found, expected, rtol=1e-12, atol=1e-12), (groups, window)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_take_any_layout(transposed: bool) -> None:
+    x = torch.randn(2, 6, 5, 8, dtype=torch.float64).permute(0, 3, 1, 2)  # channels last
+    weight = torch.randn(8, 8, 2, 2, dtype=torch.float64)
+    arguments = x, weight, None, [2], [0], [1], transposed, [0], 1
+    found = double_convolution.as_products(*arguments)
+    assert torch.allclose(found, torch.ops.aten.convolution(*arguments), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", CASES)

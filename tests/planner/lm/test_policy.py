@@ -106,6 +106,17 @@ def test_a_run_changes_what_is_trained_and_nothing_else(model: PlannerModel, tas
     assert changed and all("lora" in n or n.startswith(("value.", "worth.")) for n in changed)
 
 
+def test_heads_learn_at_a_rate_of_their_own(model: PlannerModel, task: Task) -> None:
+    before = {n: p.detach().clone() for n, p in model.scorer.named_parameters()}
+    learner = make_learner(model, [task], replace(SHORT, rate=1e-5, heads=100.0))
+    learner.learn(SHORT.steps)
+    moved = {n: float((p.detach() - before[n]).abs().max()) for n, p in model.scorer.named_parameters()}
+    heads = [m for n, m in moved.items() if n.startswith(("value.", "worth."))]
+    others = [m for n, m in moved.items() if not n.startswith(("value.", "worth."))]
+    assert max(heads) > 20 * max(others) > 0
+    assert {group["lr"] for group in learner.policy.optimizer.param_groups} == {learner.lr_schedule(0.0)}
+
+
 def test_a_tokenizer_of_another_model_is_refused(reader: Reader, tiny: MiniSize, task: Task) -> None:
     small = new_mini(reader.tokenizer, tiny)
     small.scorer.lm.resize_token_embeddings(100)
